@@ -10,7 +10,6 @@
 #include <iostream>
 
 namespace nn = torch::nn;
-using Block = nn::ModuleHolder<cadre::ShardUnit<cadre::TransformerBlockImpl>>;
 
 constexpr cadre::TransformerOptions kGpt{.vocabulary = 17,
                                          .context = 16,
@@ -22,7 +21,7 @@ constexpr cadre::TransformerOptions kGpt{.vocabulary = 17,
 nn::Sequential make_gpt() {
   const cadre::TransformerEmbedding embedding(kGpt);
   nn::Sequential gpt(embedding);
-  for (int i = 0; i < kGpt.num_blocks; ++i) gpt->push_back(Block(kGpt));
+  for (int i = 0; i < kGpt.num_blocks; ++i) gpt->push_back(cadre::TransformerBlock(kGpt));
   gpt->push_back(cadre::TransformerHead(embedding));
   return gpt;
 }

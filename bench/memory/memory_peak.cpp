@@ -38,7 +38,7 @@ struct LayerImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) { return torch::relu(linear(x)); }
   torch::nn::Linear linear;
 };
-using Layer = torch::nn::ModuleHolder<cadre::ShardUnit<LayerImpl>>;
+using Layer = torch::nn::ModuleHolder<LayerImpl>;
 
 struct MlpImpl : torch::nn::Module {
   MlpImpl(int64_t num_layers, int64_t width) {
@@ -108,7 +108,7 @@ class Trial {
       : world_(world),
         width_(settings.width),
         net_(settings.layers, settings.width),
-        plan_(cadre::plan_memory(cadre::model_sizes_of(net_, cadre::wrap_by_size(1)),
+        plan_(cadre::plan_memory(cadre::model_sizes_of(net_, cadre::wrap_by_type<LayerImpl>()),
                                  options_of(way, settings, world.world_size()))) {
     net_->at_peak = [this] { look(); };
     for (Tensor& parameter : net_->parameters()) {
@@ -118,7 +118,7 @@ class Trial {
 
   Peak run() {
     cadre::testing::with_planned_wrappers(
-        net_, world_, plan_.options,
+        net_, cadre::wrap_by_type<LayerImpl>(), world_, plan_.options,
         [this](auto& model, auto& optimizer, const auto&) { train(model, optimizer); });
     return peak_;
   }

@@ -3,11 +3,13 @@
 // percentile of the step, the medians of its parts, its CPU time, and the loss of the last step,
 // which must be equal under all strategies. Blocks until done.
 //
-//   cadre run --nproc-per-node 2 --no-python sharded_step WAY [--form gathered|mapped] [--tcp]
-//     [--model mlp|gpt] [steps [layers [width [batch]]]]
+//   cadre run --nproc-per-node 2 --no-python sharded_step WAY [--form gathered|mapped] [--typed]
+//     [--tcp] [--model mlp|gpt] [steps [layers [width [batch]]]]
 //   WAY: ddp, zero1, zero2, fsdp, hsdp (each host has the whole model). --form: for fsdp, whether
-//   ranks gather copies of the shards or map them in shared memory. --tcp: over loopback TCP
-//   instead of shared memory. batch: rows of the MLP, or sequences of 64 tokens of the GPT.
+//   ranks gather copies of the shards or map them in shared memory. --typed: the units are
+//   ShardUnits, instead of being found by the operations that use their parameters. --tcp: over
+//   loopback TCP instead of shared memory. batch: rows of the MLP, or sequences of 64 tokens of the
+//   GPT.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -33,7 +35,8 @@ struct LayerImpl : nn::Module {
   Tensor forward(const Tensor& x) { return torch::relu(linear(x)); }
   nn::Linear linear;
 };
-using Layer = nn::ModuleHolder<cadre::ShardUnit<LayerImpl>>;
+using Layer = nn::ModuleHolder<LayerImpl>;
+using TypedLayer = nn::ModuleHolder<cadre::ShardUnit<LayerImpl>>;
 
 struct BlockImpl : nn::Module {
   explicit BlockImpl(int64_t width) {
@@ -58,12 +61,14 @@ struct BlockImpl : nn::Module {
   nn::LayerNorm norm_1{nullptr}, norm_2{nullptr};
   nn::Linear qkv{nullptr}, project{nullptr}, up{nullptr}, down{nullptr};
 };
-using Block = nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>;
+using Block = nn::ModuleHolder<BlockImpl>;
+using TypedBlock = nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>;
 
 struct Settings {
   std::string way;
   std::string model = "mlp";
   cadre::ShardForm form = cadre::ShardForm::kGathered;
+  bool has_typed_units = false;
   std::string backend = {};  // the value of InitOptions::backend
   int steps = 20;
   int layers = 6;
@@ -71,30 +76,31 @@ struct Settings {
   int batch = 64;
 };
 
+template <typename Unit>
 struct MlpImpl : nn::Module {
   explicit MlpImpl(const Settings& settings) {
     for (int i = 0; i < settings.layers; ++i) {
-      units.push_back(register_module("layer_" + std::to_string(i), Layer(settings.width)));
+      units.push_back(register_module("layer_" + std::to_string(i), Unit(settings.width)));
     }
   }
   static Tensor make_input(const Settings& settings) {
     return torch::randn({settings.batch, settings.width});
   }
   Tensor forward(Tensor x) {
-    for (Layer& layer : units) x = layer->forward(x);
+    for (Unit& layer : units) x = layer->forward(x);
     return x;
   }
   static Tensor loss_of(const Tensor& output, const Tensor&) { return (output - 1).pow(2).mean(); }
-  std::vector<Layer> units;
+  std::vector<Unit> units;
 };
-TORCH_MODULE(Mlp);
 
+template <typename Unit>
 struct GptImpl : nn::Module {
   explicit GptImpl(const Settings& settings) {
     tokens = register_module("tokens", nn::Embedding(kVocabulary, settings.width));
     positions = register_module("positions", nn::Embedding(kContext, settings.width));
     for (int i = 0; i < settings.layers; ++i) {
-      units.push_back(register_module("block_" + std::to_string(i), Block(settings.width)));
+      units.push_back(register_module("block_" + std::to_string(i), Unit(settings.width)));
     }
     head = register_module("head", nn::Linear(settings.width, kVocabulary));
   }
@@ -103,7 +109,7 @@ struct GptImpl : nn::Module {
   }
   Tensor forward(const Tensor& x) {
     Tensor h = tokens(x) + positions(torch::arange(x.size(1)));
-    for (Block& block : units) h = block->forward(h);
+    for (Unit& block : units) h = block->forward(h);
     return head(h);
   }
   static Tensor loss_of(const Tensor& output, const Tensor& x) {
@@ -111,10 +117,9 @@ struct GptImpl : nn::Module {
                                          x.roll(-1, 1).reshape({-1}));
   }
   nn::Embedding tokens{nullptr}, positions{nullptr};
-  std::vector<Block> units;
+  std::vector<Unit> units;
   nn::Linear head{nullptr};
 };
-TORCH_MODULE(Gpt);
 
 // The milliseconds of each step and of its parts (one number for each step), and the loss of the
 // last step.
@@ -168,11 +173,13 @@ Times run(const cadre::ProcessGroup& world, const Settings& settings) {
   torch::manual_seed(1 + world.rank());
   const torch::optim::AdamWOptions options(1e-4);
   if (settings.way == "fsdp" || settings.way == "hsdp") {
-    for (const auto& unit : net->units) cadre::fully_shard(unit);
     const int num_shards = settings.way == "fsdp" ? world.world_size() : ranks_on_this_host();
     const cadre::DeviceMesh mesh(
         world, {{"replicas", world.world_size() / num_shards}, {"shards", num_shards}});
-    cadre::FullyShardedDataParallel model{net, mesh, {.form = settings.form}};
+    cadre::FullyShardedDataParallel model{
+        net,
+        mesh,
+        {.form = settings.form, .wrap_policy = cadre::wrap_by_type<LayerImpl, BlockImpl>()}};
     cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, options};
     return train<Net>(model, optimizer, settings);
   }
@@ -207,6 +214,8 @@ bool parse(std::vector<std::string> arguments, Settings& settings) {
     } else if (arguments[i] == "--model" && (next == "mlp" || next == "gpt")) {
       settings.model = next;
       ++i;
+    } else if (arguments[i] == "--typed") {
+      settings.has_typed_units = true;
     } else if (arguments[i] == "--tcp") {
       settings.backend = "net";
     } else if (num_given < numbers.size()) {
@@ -224,15 +233,20 @@ bool parse(std::vector<std::string> arguments, Settings& settings) {
 int main(int argc, char** argv) {
   Settings settings;
   if (!parse({argv + 1, argv + argc}, settings)) {
-    std::cerr << "usage: sharded_step ddp|zero1|zero2|fsdp|hsdp [--form gathered|mapped] [--tcp] "
-                 "[--model mlp|gpt] [steps [layers [width [batch]]]], numbers above 0"
-              << std::endl;
+    std::cerr
+        << "usage: sharded_step ddp|zero1|zero2|fsdp|hsdp [--form gathered|mapped] "
+           "[--typed] [--tcp] [--model mlp|gpt] [steps [layers [width [batch]]]], numbers above 0"
+        << std::endl;
     return 2;
   }
   at::set_num_threads(1);
   const auto world = cadre::init_process_group({.backend = settings.backend});
-  const Times times =
-      settings.model == "gpt" ? run<Gpt>(world, settings) : run<Mlp>(world, settings);
+  const bool is_gpt = settings.model == "gpt";
+  const Times times = settings.has_typed_units
+                          ? is_gpt ? run<nn::ModuleHolder<GptImpl<TypedBlock>>>(world, settings)
+                                   : run<nn::ModuleHolder<MlpImpl<TypedLayer>>>(world, settings)
+                      : is_gpt ? run<nn::ModuleHolder<GptImpl<Block>>>(world, settings)
+                               : run<nn::ModuleHolder<MlpImpl<Layer>>>(world, settings);
   if (world.rank() == 0) {
     std::cout << "{\"step_ms\": " << at_share(times.steps, 0.5)
               << ", \"step_p99_ms\": " << at_share(times.steps, 0.99)

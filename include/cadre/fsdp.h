@@ -1,13 +1,12 @@
 // Fully sharded data parallelism (ZeRO stage 3): each rank owns a shard of every parameter.
 //
 //   struct Model : torch::nn::Module {  // has a unit, and is none itself
-//     std::shared_ptr<cadre::ShardUnit<Net>> block =
-//         register_module("block", std::make_shared<cadre::ShardUnit<Net>>());
+//     std::shared_ptr<Net> block = register_module("block", std::make_shared<Net>());
 //     Tensor forward(const Tensor& x) { return block->forward(x); }
 //   };
-//   const auto whole = std::make_shared<Model>();
-//   cadre::fully_shard(whole->block, {.reshard = cadre::Reshard::kAfterBackward});
-//   cadre::FullyShardedDataParallel model{whole, world, {.form = cadre::ShardForm::kMapped}};
+//   cadre::FullyShardedDataParallel model{
+//       std::make_shared<Model>(), world,
+//       {.form = cadre::ShardForm::kMapped, .wrap_policy = cadre::wrap_by_type<Net>()}};
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //   loss_of(model(x)).backward();
 //   optimizer.step();
@@ -15,10 +14,11 @@
 //
 // Declares:
 // - `FullyShardedDataParallel`, `FullyShardedDataParallelOptions`: the wrapper.
-// - `ShardUnit`: a module whose parameters are gathered before each use, and freed after it.
-// - `fully_shard()`, `FullyShardOptions`: makes a ShardUnit of the model a unit of its own.
-// - `WrapPolicy`, `WrapCandidate`, `wrap_by_size()`, `wrap_by_type()`: functions that choose the
-//   units, in place of fully_shard() calls.
+// - `WrapPolicy`, `WrapCandidate`, `wrap_by_type()`, `wrap_by_size()`: functions that choose the
+//   units, modules whose parameters are gathered before they are used and freed afterwards.
+// - `ShardUnit`: a module that is made a unit by its type, and casts its inputs and outputs.
+// - `fully_shard()`, `FullyShardOptions`: makes a ShardUnit of the model a unit with options of its
+//   own.
 // - `Reshard`, `ShardPrecision`, `FileOffload`: when gathered parameters are freed, their dtypes,
 //   and shards in a file on disk.
 // - `to_string()`, `parse_reshard()`: the names of the values of Reshard.

@@ -57,6 +57,11 @@ struct Case {
   Options options = {};
 };
 
+// Chooses the linear layers, which are no ShardUnits.
+bool has_own_parameters(const WrapCandidate& candidate) {
+  return !candidate.module.parameters(/*recurse=*/false).empty();
+}
+
 std::vector<Case> cases() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return {
@@ -67,6 +72,9 @@ std::vector<Case> cases() {
        {.reshard = Reshard::kAfterReduction, .reshard_root = Reshard::kAfterReduction}},
       {{"root freed, too"}, {.reshard_root = Reshard::kAfterForward}},
       {{"mapped is gathered"}, {.form = ShardForm::kMapped}},
+      {{"plain modules"}, {.wrap_policy = has_own_parameters}},
+      {{.name = "plain modules, accumulating", .accumulates = true},
+       {.reshard = Reshard::kAfterBackward, .wrap_policy = has_own_parameters}},
       {{.name = "frozen", .has_frozen = true}},
       {{.name = "accumulating", .accumulates = true}},
       {{.name = "accumulating, set to zero", .accumulates = true, .zeroes = true}},
@@ -79,7 +87,7 @@ std::vector<Case> cases() {
 }
 
 Options with_units(Options options) {
-  options.wrap_policy = wrap_by_size(1);
+  if (!options.wrap_policy) options.wrap_policy = wrap_by_size(1);
   return options;
 }
 
@@ -280,12 +288,14 @@ TEST_P(FsdpOnDevicesTest, WhatDevicesCannotDoIsRefusedOnAllRanks) {
     net->blocks[1]->to(device);
     const std::string failure = failure_of([&] { Model(net, group, with_units({})); });
     require(failure.find("move the module to one device") != std::string::npos, failure);
-    // The access to a parameter that is not gathered throws where the program makes it.
+    // An access to the memory of a parameter that is not gathered throws where the program makes
+    // it.
     const auto sharded = std::make_shared<UnitNet>();
     sharded->to(device);
     const Model model(sharded, group, with_units({}));
-    require(failure_of([&] { sharded->blocks[0]->up->weight.clone(); }).find("are sharded") !=
-                std::string::npos,
+    require(failure_of([&] {
+              sharded->blocks[0]->up->weight.const_data_ptr();
+            }).find("are sharded") != std::string::npos,
             "an access to a sharded parameter");
   });
 }

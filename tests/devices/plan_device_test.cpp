@@ -36,10 +36,11 @@ class PlanOnDevicesTest : public testing::OnDevices {
       const size_t before = late_runtime().memory(device).allocated_bytes;
       const auto net = std::make_shared<testing::PlannedNet>();
       net->to(device);
-      const MemoryPlan plan = plan_memory(model_sizes_of(net, wrap_by_size(1)), own);
+      const MemoryPlan plan = plan_memory(model_sizes_of(net, testing::planned_units()), own);
       const at::Tensor x = torch::randn({2, testing::kPlannedWidth}).to(device);
       testing::with_planned_wrappers(
-          net, world, own, [&](auto& model, auto& optimizer, const auto& /*groups*/) {
+          net, testing::planned_units(), world, own,
+          [&](auto& model, auto& optimizer, const auto& /*groups*/) {
             for (int step = 0; step < kNumPlannedSteps; ++step) {
               if (step + 1 == kNumPlannedSteps) late_runtime().reset_peaks(device);
               testing::accumulate_gradients(model, optimizer, x, own.accumulate);

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/train/trainer/planning/config_plan.h"
+#include "cadre/train/trainer/planning/plan_report.h"
 #include "cadre/train/trainer/verify/verify_config.h"
 #include "trainer_on_devices.h"
 
@@ -19,6 +21,7 @@ namespace cadre::train {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class TrainerOnDevicesTest : public TrainerOnDevices {
  protected:
@@ -113,27 +116,21 @@ TEST_F(TrainerOnDevicesTest, AStepWaitsForTheDeviceOnce) {
   }
 }
 
-// The table at the start has the bytes of gathered shards, because devices map none.
+// The table at the start is the plan of the memory of the devices.
 TEST_F(TrainerOnDevicesTest, ThePlanOfARunIsThatOfItsDevice) {
-  const auto table_of = [](const std::string& screen) {
-    const size_t begin = screen.find("fsdp, MB");
-    return screen.substr(begin, screen.find('\n', screen.find("each step receives")) - begin);
-  };
-  Config config = this->config("mapped");
+  Config config = this->config("device");
   config.model.width = 128;
   config.parallel.strategy = "fsdp";
   config.run.steps = 1;
   config.schedule.warmup_steps = 0;
-  const Run mapped = run(config, 2);
-  config.run.name = "device";
   const Run found = run_on_devices(config, 2);
-  config.run.name = "gathered";
-  config.parallel.form = "gathered";
-  const Run gathered = run(config, 2);
-  ASSERT_EQ(mapped.failures + found.failures + gathered.failures, "");
-  EXPECT_THAT(table_of(found.screen), HasSubstr("each step receives"));
-  EXPECT_EQ(table_of(found.screen), table_of(gathered.screen));
-  EXPECT_NE(table_of(found.screen), table_of(mapped.screen));
+  ASSERT_EQ(found.failures, "");
+  const auto table_of = [&](bool on_devices) {
+    return start_table(plan_of_config(config, sizes_of_model(config),
+                                      {.count = 2, .per_host = 2, .on_devices = on_devices}));
+  };
+  EXPECT_THAT(found.screen, HasSubstr(table_of(true)));
+  EXPECT_THAT(found.screen, Not(HasSubstr(table_of(false))));
 }
 
 // A run goes on where it was, on any kind of device.

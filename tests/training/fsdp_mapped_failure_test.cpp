@@ -161,7 +161,10 @@ testing::FailureReport survive_step(DisturbedRank& self, const ProcessGroup& wor
           require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(),
                   "an update after the failure must throw");
         }
-        const std::string touched = testing::failure_of([&] { rank.net->first->weight.sum(); });
+        require(!testing::failure_of([&] { rank.net->first->weight.sum(); }).empty(),
+                "a read after the failure must throw");
+        const std::string touched =
+            testing::failure_of([&] { rank.net->first->weight.const_data_ptr(); });
         require(touched.find("of unit \"first\"") != std::string::npos, "guarded: " + touched);
       });
 }

@@ -100,12 +100,10 @@ std::string told(Function function) {
 
 TEST(ShardedMisuse, AnOptimizerThatWasMadeBeforeSharding) {
   expect_sentence(
-      "The values of parameters of unit \"layer0\" of FullyShardedDataParallel are sharded: this "
-      "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
-      "summon_full_params(). Make an optimizer from the wrapper (model.parameters()), not from the "
-      "parameters of the module. Save and load snapshots with "
-      "cadre::parts_of(model.parameter_shards(), module). Use the graph of a derivative "
-      "(autograd::grad() with create_graph) before the wrapper's next backward.",
+      "FullyShardedDataParallel, rank {rank}: an operation writes to the parameters of unit "
+      "\"layer0\", which are sharded. Make an optimizer from the wrapper (model.parameters()), not "
+      "from the parameters of the module. To change values, hold summon_full_params() and write "
+      "back",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -138,11 +136,12 @@ TEST(ShardedMisuse, AParameterIsTouchedWhileItIsSharded) {
       "summon_full_params(). Make an optimizer from the wrapper (model.parameters()), not from the "
       "parameters of the module. Save and load snapshots with "
       "cadre::parts_of(model.parameter_shards(), module). Use the graph of a derivative "
-      "(autograd::grad() with create_graph) before the wrapper's next backward.",
+      "(autograd::grad() with create_graph) before the wrapper's next backward. A module whose "
+      "forward() reads memory without an operation of libtorch must be a cadre::ShardUnit.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         const Sharded model{net, group, every_layer()};
-        return told([&] { net->layers[1]->linear->weight.sum(); });
+        return told([&] { net->layers[1]->linear->weight.const_data_ptr(); });
       });
 }
 

@@ -17,8 +17,8 @@
 #include <string>
 
 #include "cadre/core/base/deadline.h"
-#include "cadre/core/base/fingerprint.h"
 #include "cadre/core/base/export.h"
+#include "cadre/core/base/fingerprint.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/packed_shape.h"
 #include "cadre/core/os/interrupt.h"

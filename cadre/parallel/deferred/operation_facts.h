@@ -4,7 +4,6 @@
 // Threads: any.
 #pragma once
 
-#include <ATen/core/alias_info.h>
 #include <ATen/core/function_schema.h>
 
 #include <algorithm>
@@ -31,15 +30,6 @@ inline bool is_random_like(const c10::FunctionSchema& schema) {
 
 inline bool is_generator(const c10::Argument& argument) {
   return argument.name() == "generator";
-}
-
-inline bool is_written(const c10::Argument& argument) {
-  // batch_norm() and instance_norm() write these arguments, although their schemas do not say so.
-  if (argument.name() == "running_mean" || argument.name() == "running_var") return true;
-  const c10::AliasInfo* const alias = argument.alias_info();
-  if (alias == nullptr) return false;
-  return alias->isWrite() || std::ranges::any_of(alias->containedTypes(),
-                                                 [](const auto& inner) { return inner.isWrite(); });
 }
 
 }  // namespace cadre

@@ -20,6 +20,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/deferred/operation_facts.h"
 #include "cadre/parallel/deferred/replay.h"
+#include "cadre/tensor/hooks/operations/written_argument.h"
 
 namespace cadre {
 
@@ -122,7 +123,7 @@ class Recorder {
   }
 
   void look_at_argument(size_t index) {
-    const bool written = is_written(schema_.arguments()[index]);
+    const bool written = wrap::is_written(schema_.arguments()[index]);
     map_tensors_in(stack_[first_ + index], [&](const at::Tensor& tensor) {
       const DeferredStorage* const storage = Tape::storage_of(tensor);
       const bool is_real = tensor.defined() && storage == nullptr;

@@ -107,21 +107,25 @@ TEST(FsdpMappedMisuse, AnOptimizerThatKnowsNoUpdates) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Operations may read a parameter everywhere. Its memory is accessible only to them.
 TEST(FsdpMappedMisuse, AParameterIsTouchedOutsideOfItsForward) {
   on_both_forms(2, [](WideRank& rank) {
     const Tensor& weight = rank.module->unit->weight;
-    const auto touched = [&] { return sentence_of([&] { weight.sum().item<double>(); }); };
+    const auto memory = [&] { return sentence_of([&] { weight.const_data_ptr<double>(); }); };
     const std::string sentence = "of unit \"unit\" of FullyShardedDataParallel are sharded";
-    EXPECT_THAT(touched(), HasSubstr(sentence));
-    rank.module->inside = [&] { EXPECT_THAT(touched(), HasSubstr(sentence)) << "in the forward"; };
+    EXPECT_THAT(memory(), HasSubstr(sentence));
+    rank.module->inside = [&] { EXPECT_THAT(memory(), HasSubstr(sentence)) << "in the forward"; };
     rank.step();
-    EXPECT_THAT(touched(), HasSubstr(sentence)) << "after the step";
-    EXPECT_THAT(sentence_of([&] { rank.module->head->bias.sum(); }),
-                HasSubstr("of the root unit of FullyShardedDataParallel are sharded"));
+    rank.module->inside = nullptr;
+    EXPECT_THAT(memory(), HasSubstr(sentence)) << "after the step";
+    const auto whole = assembled_parameters(rank.model, rank.group);
+    EXPECT_TRUE(torch::equal(weight.clone(), whole[0]));
     {
       const torch::NoGradGuard no_grad;
-      EXPECT_THAT(sentence_of([&] { weight.zero_(); }), HasSubstr(sentence)) << "written";
+      EXPECT_THAT(sentence_of([&] { weight.zero_(); }),
+                  HasSubstr("writes to the parameters of unit \"unit\", which are sharded"));
     }
+    EXPECT_TRUE(torch::equal(weight.clone(), whole[0])) << "nothing was written";
     rank.step();
   });
 }

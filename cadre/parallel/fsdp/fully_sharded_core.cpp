@@ -39,7 +39,8 @@ constexpr const char* kRemedy =
     "call the wrapper's forward(), or hold summon_full_params(). Make an optimizer from the "
     "wrapper (model.parameters()), not from the parameters of the module. Save and load snapshots "
     "with cadre::parts_of(model.parameter_shards(), module). Use the graph of a "
-    "derivative (autograd::grad() with create_graph) before the wrapper's next backward";
+    "derivative (autograd::grad() with create_graph) before the wrapper's next backward. A module "
+    "whose forward() reads memory without an operation of libtorch must be a cadre::ShardUnit";
 
 // The remedy if requires_grad of a parameter was changed after the module was wrapped.
 constexpr const char* kChangeRemedy =
@@ -76,21 +77,37 @@ bool has_first_parts(const UnitAssignment& assignment) {
 
 // Logs a warning if the model has no units, because then only the gradients and the optimizer state
 // need less memory.
-void warn_without_units(const UnitAssignment& assignment, const wrap::LocatedGroup& group) {
+void warn_without_units(const UnitAssignment& assignment, bool has_policy,
+                        const wrap::LocatedGroup& group) {
   if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
   if (!has_first_parts(assignment)) return;
   group.log_sink().write(
       LogLevel::kWarning, "fsdp",
       format("the model has no unit beside the root parameters={} effect=\"every forward gathers "
-             "all parameters at once and keeps them until the end of backward; call fully_shard() "
-             "for the model's blocks, or set options.wrap_policy\"",
-             assignment.units[0].parameters.size()));
+             "all parameters at once and keeps them until the end of backward; {}\"",
+             assignment.units[0].parameters.size(),
+             has_policy ? "options.wrap_policy has chosen none of the modules"
+                        : "set options.wrap_policy, to cadre::wrap_by_type<BlockImpl>() for "
+                          "example"));
 }
 
 std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   std::vector<std::string> names;
   for (const NamedTensor& tensor : tensors) names.push_back(tensor.name);
   return names;
+}
+
+// Lets operations on the parameters and on the shards report to the units.
+void observe(const UnitAssignment& assignment,
+             std::span<const std::shared_ptr<shard::FlatParameters>> flats, ShardedUnits& units) {
+  std::vector<std::vector<NamedTensor>> parameters;
+  for (const AssignedUnit& unit : assignment.units) parameters.push_back(unit.parameters);
+  std::vector<at::Tensor> shards;
+  for (const auto& flat : flats) {
+    shards.push_back(flat->shard());
+    for (size_t i = 0; i < flat->parameters().size(); ++i) shards.push_back(flat->values(i));
+  }
+  units.observe(std::move(parameters), std::move(shards));
 }
 
 // Connects the units to the schedule, which is called in each forward of a unit from now on. No
@@ -102,6 +119,7 @@ void bind_units(const torch::nn::Module& module, const UnitAssignment& assignmen
     if (unit != nullptr) unit->binding().is_wrapped = true;
   }
   for (size_t i = 1; i < assignment.units.size(); ++i) {
+    if (assignment.units[i].unit == nullptr) continue;
     ShardUnitBase::Binding& binding = assignment.units[i].unit->binding();
     binding.is_sharded = true;
     binding.units = units;
@@ -202,7 +220,7 @@ void FullyShardedCore::Construction::make_flats(FullyShardedCore& core,
                                                 Gathered& memory) {
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
-  const bool is_root = assigned.unit == nullptr;
+  const bool is_root = assigned.is_root;
   for (const std::vector<size_t>& members : flats_of_unit(sizes_of(assigned.parameters))) {
     std::vector<NamedTensor> parameters;
     for (const size_t index : members) parameters.push_back(assigned.parameters[index]);
@@ -231,7 +249,6 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                                                 const AssignedUnit& assigned,
                                                 const wrap::LocatedGroup& group,
                                                 const wrap::LocatedGroup& all) {
-  const bool is_root = assigned.unit == nullptr;
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
   // Gives values to the parameters of this unit only, and shards them at once, so that no rank ever
@@ -246,8 +263,10 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
     if (options.device) move_tensors(assigned.parameters, device);
     make_flats(core, assigned, group, onto, *memory);
   });
-  UnitSchedule::Unit unit{
-      .name = assigned.name, .memory = std::move(memory), .reshard = choice.reshard};
+  UnitSchedule::Unit unit{.name = assigned.name,
+                          .memory = std::move(memory),
+                          .parent = assigned.parent,
+                          .reshard = choice.reshard};
   for (const NamedTensor& parameter : assigned.parameters) {
     const auto trained = std::ranges::find_if(
         core.trained_, [&](const at::Tensor& tensor) { return tensor.is_same(parameter.tensor); });
@@ -259,7 +278,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   }
   units.push_back(std::move(unit));
   precisions.push_back(precision);
-  const bool is_own = !is_root && assigned.unit->binding().options.precision;
+  const bool is_own = options_of(assigned).precision.has_value();
   if (!is_own) precisions.back().outputs.reset();  // the wrapper casts the root's outputs
 }
 
@@ -305,6 +324,7 @@ reduction::DataParallelOptions data_parallel_options(
           .broadcast_parameters = false,  // shard_unit() broadcasts the parameters
           .ignored = std::move(ignored),
           .is_idle_alone = false,
+          .needs_trained = false,
           .change_remedy = kChangeRemedy,
           // Looks, in a forward without grad, for gradients that the program has cleared: an
           // optimizer step without gradients may then have changed the shards (expect_changes()).
@@ -360,14 +380,14 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
     all_ranks = all;
     const wrap::LocatedGroup shard_group = groups_.shard ? wrap::LocatedGroup(*groups_.shard) : all;
-    warn_without_units(construction.assignment, all);
+    warn_without_units(construction.assignment, static_cast<bool>(options_.wrap_policy), all);
     files_ =
         open_offload(options_.offload, construction.assignment, {.all = all, .shard = shard_group});
     construction.reshard_groups.emplace(shard_group);
     size_t num_root_flats = 0;
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group, all);
-      if (unit.unit == nullptr) num_root_flats = flats_.size();
+      if (unit.is_root) num_root_flats = flats_.size();
     }
     // Gradients are reduced in the reverse order of the units, as the first backward computes them.
     // In another order the whole gradients of all units would be in memory at the same time.
@@ -397,6 +417,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;
+  observe(construction.assignment, flats_, *units_);
   written_->attach(core_, form());
   bind_units(*module_, construction.assignment, units_);
 }
@@ -405,6 +426,7 @@ FullyShardedCore::~FullyShardedCore() = default;
 
 ShardedUnits::Call FullyShardedCore::before_forward(std::optional<int64_t> num_rows) {
   core_->before_forward(module_->is_training(), num_rows);
+  units_->check_observed();
   ShardedUnits::Call call = units_->before_forward(0, {});
   // begin_evaluation() comes after the calls above, because these may find writes that were made
   // before this forward, which must not count for it.

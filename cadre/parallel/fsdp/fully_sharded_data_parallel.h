@@ -2,8 +2,8 @@
 // PyTorch's FSDP2. A unit is a module whose parameters are gathered together, before the unit
 // computes, and freed afterwards.
 //
-//   cadre::fully_shard(gpt->block);                     // each block is a unit: see shard_unit.h
-//   cadre::FullyShardedDataParallel model{gpt, world};  // or a DeviceMesh
+//   cadre::FullyShardedDataParallel model{
+//       gpt, world, {.wrap_policy = cadre::wrap_by_type<BlockImpl>()}};  // or a DeviceMesh
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //   ...
 //   optimizer.zero_grad();

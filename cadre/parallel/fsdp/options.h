@@ -77,11 +77,12 @@ struct FullyShardOptions {
   std::optional<ShardPrecision> precision = {};
 };
 
-// A ShardUnit for which fully_shard() was not called, and which a WrapPolicy may make a unit.
+// A module of the model that a WrapPolicy may make a unit, for which fully_shard() was not called.
 struct WrapCandidate {
   std::string name;  // "blocks.3"
   const torch::nn::Module& module;
   int64_t numel;  // elements of its parameters, without those of units inside of it
+  bool is_shard_unit;
 };
 // Returns whether the candidate becomes a unit. It is called for children before their parents.
 using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;

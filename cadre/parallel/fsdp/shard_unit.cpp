@@ -66,9 +66,10 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   auto* unit = dynamic_cast<parallel::ShardUnitBase*>(&module);
   if (unit == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("cadre::fully_shard: {} is not a ShardUnit, so nothing would gather its "
-                       "parameters before its forward(). Declare it as cadre::ShardUnit<{}>",
-                       module.name(), module.name()));
+                format("cadre::fully_shard: {0} is not a ShardUnit. Choose it as a unit by "
+                       "options.wrap_policy = cadre::wrap_by_type<{0}>(), or declare it as "
+                       "cadre::ShardUnit<{0}>",
+                       module.name()));
   }
   parallel::ShardUnitBase::Binding& binding = unit->binding();
   if (binding.is_sharded) {

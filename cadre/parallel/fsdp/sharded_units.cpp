@@ -4,6 +4,9 @@
 
 #include <utility>
 
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+
 namespace cadre::parallel {
 
 ShardedUnits::ShardedUnits(std::unique_ptr<UnitSchedule> schedule,
@@ -15,6 +18,75 @@ ShardedUnits::ShardedUnits(std::unique_ptr<UnitSchedule> schedule,
     enter_backward();
     schedule_->gradient_arrived(parameter);
   });
+}
+
+void ShardedUnits::observe(std::vector<std::vector<NamedTensor>> parameters,
+                           std::vector<at::Tensor> shards) {
+  parameters_ = std::move(parameters);
+  for (size_t unit = 0; unit < parameters_.size(); ++unit) {
+    std::vector<at::Tensor> tensors;
+    is_trained_.emplace_back();
+    for (const NamedTensor& parameter : parameters_[unit]) {
+      tensors.push_back(parameter.tensor);
+      is_trained_.back().push_back(parameter.tensor.requires_grad());
+    }
+    observed_.push_back(
+        std::make_unique<wrap::ObservedParameters>(std::move(tensors), weak_from_this(), unit));
+  }
+  observed_shards_ = std::make_unique<wrap::ObservedParameters>(std::move(shards), weak_from_this(),
+                                                                schedule_->num_units());
+}
+
+void ShardedUnits::check_observed() const {
+  for (size_t unit = 0; unit < observed_.size(); ++unit) {
+    const auto lost = observed_[unit]->first_lost();
+    if (!lost) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("FullyShardedDataParallel: \"{}\" has been given other memory since it was "
+                       "sharded, by set_data() or by to() of its module, so it is not gathered any "
+                       "more. Change the parameter before the module is wrapped",
+                       parameters_[unit][*lost].name));
+  }
+}
+
+void ShardedUnits::begin_use(const Use& use) {
+  if (use.number == schedule_->num_units()) {
+    if (use.is_written) schedule_->expect_other_values();
+    return;
+  }
+  if (schedule_->is_in_backward()) creates_graph_ &= wrap::current_backward_creates_graph();
+  if (schedule_->is_outside()) {
+    if (wrap::is_in_backward()) {
+      enter_backward();
+    } else if (use.is_written) {
+      schedule_->refuse_write(use.number);
+    } else {
+      if (schedule_->is_idle()) check_observed();
+      check_frozen(use.number);
+    }
+  }
+  schedule_->begin_use(use.number);
+}
+
+// A parameter that is trained only now has no hook that reduces its gradient.
+void ShardedUnits::check_frozen(size_t unit) const {
+  for (size_t i = 0; i < parameters_[unit].size(); ++i) {
+    const NamedTensor& parameter = parameters_[unit][i];
+    if (is_trained_[unit][i] || !parameter.tensor.requires_grad()) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("FullyShardedDataParallel: \"{}\" was frozen when the module was wrapped, and "
+               "requires grad now, so its gradient would not be reduced. Choose which "
+               "parameters are trained before the module is wrapped; a parameter that was "
+               "trained then may be frozen for a time",
+               parameter.name));
+  }
+}
+
+void ShardedUnits::end_use(const Use& use) noexcept {
+  if (use.number < schedule_->num_units()) return schedule_->end_use(use.number);
+  // The operation may have read parameters, too, which were gathered before it has written.
+  if (use.is_written) schedule_->expect_other_values();
 }
 
 ShardedUnits::Call ShardedUnits::before_forward(size_t unit, std::span<const at::Tensor> inputs) {
@@ -62,10 +134,14 @@ void ShardedUnits::watch_outputs(const Call& call, std::span<const at::Tensor> o
 }
 
 void ShardedUnits::enter_backward() {
-  if (schedule_->is_in_backward()) return;
+  const bool creates_graph = wrap::current_backward_creates_graph();
+  if (schedule_->is_in_backward()) {
+    creates_graph_ &= creates_graph;
+    return;
+  }
   schedule_->begin_backward();
   is_reduced_ = false;
-  const bool creates_graph = wrap::current_backward_creates_graph();
+  creates_graph_ = creates_graph;
   const auto on_failure = [units = weak_from_this()] {
     if (const auto alive = units.lock()) alive->schedule_->abandon();
   };
@@ -73,10 +149,10 @@ void ShardedUnits::enter_backward() {
   // backward still read whole gradients. Queueing it from inside of a queued function lets it run
   // after them.
   wrap::at_end_of_backward(
-      [units = weak_from_this(), creates_graph, on_failure] {
+      [units = weak_from_this(), on_failure] {
         wrap::at_end_of_backward(
-            [units, creates_graph] {
-              if (const auto alive = units.lock()) alive->end_backward(creates_graph);
+            [units] {
+              if (const auto alive = units.lock()) alive->end_backward(alive->creates_graph_);
             },
             on_failure);
       },

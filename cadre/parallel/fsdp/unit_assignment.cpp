@@ -34,7 +34,7 @@ class Assigner {
 
   UnitAssignment run() {
     choose(root_, "");
-    assignment_.units.push_back({.name = ""});
+    assignment_.units.push_back({.name = "", .is_root = true});
     find_owners(root_, "", 0);
     find_ignored();
     for (const NamedTensor& parameter : distinct_parameters(root_)) {
@@ -62,15 +62,15 @@ class Assigner {
       held.insert(parameter.unsafeGetTensorImpl());
       numel_[parameter.unsafeGetTensorImpl()] = parameter.numel();
     }
-    const auto* unit = dynamic_cast<const ShardUnitBase*>(&module);
-    if (unit == nullptr || !is_chosen(*unit, module, name, held)) return held;
+    if (!is_chosen(module, name, held)) return held;
     chosen_.insert(&module);
     return {};
   }
 
-  bool is_chosen(const ShardUnitBase& unit, const Module& module, const std::string& name,
-                 const Keys& held) const {
-    if (unit.binding().is_sharded) {
+  bool is_chosen(const Module& module, const std::string& name, const Keys& held) const {
+    const auto* unit = dynamic_cast<const ShardUnitBase*>(&module);
+    const bool is_declared = unit != nullptr && unit->binding().is_declared;
+    if (unit != nullptr && unit->binding().is_sharded) {
       refuse_units(
           format("{} is a unit of another FullyShardedDataParallel, which has the values of its "
                  "parameters. Use that wrapper; to wrap the model in another way, construct the "
@@ -78,16 +78,17 @@ class Assigner {
                  name.empty() ? "the model" : format("\"{}\"", name)));
     }
     if (&module == &root_) {
-      if (!unit.binding().is_declared) return false;
+      if (!is_declared) return false;
       refuse_units(
           "fully_shard() was called for the model itself. The parameters outside of its units are "
           "a unit by themselves: leave out this call, and pass its options to the wrapper");
     }
-    if (unit.binding().is_declared) return true;
+    if (is_declared) return true;
     if (!options_.wrap_policy || held.empty()) return false;
     int64_t numel = 0;
     for (const void* key : held) numel += numel_.at(key);
-    return options_.wrap_policy({.name = name, .module = module, .numel = numel});
+    return options_.wrap_policy(
+        {.name = name, .module = module, .numel = numel, .is_shard_unit = unit != nullptr});
   }
 
   void find_owners(const Module& module, const std::string& name, size_t unit) {

@@ -23,8 +23,9 @@
 namespace cadre::parallel {
 
 struct AssignedUnit {
-  std::string name;               // the name of the module; "" for the root
-  ShardUnitBase* unit = nullptr;  // is null for the root
+  std::string name;  // the name of the module; "" for the root
+  bool is_root = false;
+  ShardUnitBase* unit = nullptr;  // is null for the root and for a module that is no ShardUnit
   size_t parent = 0;              // the index of the innermost unit around this one
   // The parameters, each once, in the order of named_parameters(). A tied parameter has the first
   // of its names there.

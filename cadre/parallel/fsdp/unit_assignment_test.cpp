@@ -134,7 +134,8 @@ TEST(UnitAssignment, AsksThePolicyForWhatIsNotDeclared) {
                 return false;
               }),
               ElementsAre("", "first"));
-  EXPECT_THAT(asked, ElementsAre("nest.inner 12", "nest 24"));
+  EXPECT_THAT(asked, ElementsAre("first.linear 12", "nest.inner.linear 12", "nest.inner 12",
+                                 "nest.linear 12", "nest 24", "head 12"));
 }
 
 TEST(UnitAssignment, LeavesIgnoredParametersOut) {

@@ -25,22 +25,25 @@ at::ScalarType compute_dtype_of(at::ScalarType dtype, std::optional<at::ScalarTy
   return c10::isFloatingType(dtype) ? parameters.value_or(dtype) : dtype;
 }
 
+const FullyShardOptions& options_of(const AssignedUnit& assigned) {
+  static const FullyShardOptions none;
+  return assigned.unit == nullptr ? none : assigned.unit->binding().options;
+}
+
 const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options) {
-  if (assigned.unit == nullptr || !assigned.unit->binding().options.precision) {
-    return options.precision;
-  }
-  return *assigned.unit->binding().options.precision;
+  const std::optional<ShardPrecision>& own = options_of(assigned).precision;
+  return own ? *own : options.precision;
 }
 
 ReshardChoice reshard_of(const AssignedUnit& assigned,
                          const FullyShardedDataParallelOptions& options,
                          const wrap::LocatedGroup& shard) {
   const std::optional<int> size = options.reshard_group_size;
-  if (assigned.unit == nullptr) {
+  if (assigned.is_root) {
     return checked_choice("options.reshard_root", options.reshard_root, size, shard);
   }
-  const FullyShardOptions& own = assigned.unit->binding().options;
+  const FullyShardOptions& own = options_of(assigned);
   return checked_choice(format("the reshard of unit \"{}\"", assigned.name),
                         own.reshard.value_or(options.reshard),
                         own.reshard_group_size ? own.reshard_group_size : size, shard);
@@ -88,7 +91,7 @@ std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
   for (const AssignedUnit& unit : assignment.units) {
     const ReshardChoice choice = reshard_of(unit, options, shard);
     const std::string of =
-        unit.unit == nullptr ? "options of the root: " : format("options of \"{}\": ", unit.name);
+        unit.is_root ? "options of the root: " : format("options of \"{}\": ", unit.name);
     fields.push_back({of + "reshard", std::string(to_string(choice.reshard))});
     fields.push_back({of + "reshard_group_size", format("{}", choice.group_size)});
     add_precision(fields, of, precision_of(unit, options));
@@ -113,8 +116,7 @@ void check_precision(const ShardPrecision& precision, const std::string& prefix,
 }
 
 void check_unit_options(const AssignedUnit& unit, const FullyShardedDataParallelOptions& options) {
-  if (unit.unit == nullptr) return;
-  const FullyShardOptions& own = unit.unit->binding().options;
+  const FullyShardOptions& own = options_of(unit);
   if (own.precision) check_precision(*own.precision, "the ", format(" of unit \"{}\"", unit.name));
   if (!own.reshard_group_size || own.reshard.value_or(options.reshard) == Reshard::kOntoGroup) {
     return;
@@ -133,7 +135,7 @@ void check_group_size(const UnitAssignment& assignment,
     return;
   }
   const auto is_onto_group = [](const AssignedUnit& unit) {
-    return unit.unit != nullptr && unit.unit->binding().options.reshard == Reshard::kOntoGroup;
+    return options_of(unit).reshard == Reshard::kOntoGroup;
   };
   if (std::ranges::any_of(assignment.units, is_onto_group)) return;
   refuse_model(

@@ -40,6 +40,13 @@ std::optional<size_t> UnitOrder::next() const {
   return known[place];
 }
 
+std::optional<size_t> UnitOrder::after(size_t unit) const {
+  const std::vector<size_t>& known = known_[index(pass_)];
+  const size_t place = current_.size();
+  if (place + 1 >= known.size() || known[place] != unit) return std::nullopt;
+  return known[place + 1];
+}
+
 void UnitOrder::end() {
   // The pass has used fewer units than predicted, and the other ranks may still use the missing
   // units.

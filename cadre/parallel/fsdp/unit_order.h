@@ -20,9 +20,9 @@ namespace cadre::parallel {
 
 class UnitOrder {
  public:
-  // A pass is one forward or backward, in which units are used, or an update of the shards
-  // (kUpdate), in which no unit is used.
-  enum class Pass : uint8_t { kForward, kForwardWithoutGrad, kBackward, kUpdate };
+  // A pass is one forward or backward, in which units are used; a sequence of uses outside of them
+  // (kOutside); or an update of the shards (kUpdate), in which no unit is used.
+  enum class Pass : uint8_t { kForward, kForwardWithoutGrad, kBackward, kUpdate, kOutside };
 
   void begin(Pass pass);
   // Records a use of the unit. Returns whether it was expected; if not, the ranks must compare what
@@ -32,6 +32,8 @@ class UnitOrder {
   void set_agreed() { is_expected_ = true; }
   // Returns the unit that is likely to follow the last one visited; nullopt if none is known.
   std::optional<size_t> next() const;
+  // Returns the unit that is likely to follow `unit`, if that is visited now.
+  std::optional<size_t> after(size_t unit) const;
   void end();
   // Called after an event that may have happened on this rank only, such as an exception. The next
   // use is then not expected, so that the ranks compare it.
@@ -43,7 +45,7 @@ class UnitOrder {
   Pass pass() const { return pass_; }
 
  private:
-  static constexpr size_t kNumPasses = 4;
+  static constexpr size_t kNumPasses = 5;
   static size_t index(Pass pass) { return static_cast<size_t>(pass); }
 
   Pass pass_ = Pass::kForward;

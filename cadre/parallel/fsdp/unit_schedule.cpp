@@ -38,10 +38,9 @@ void UnitSchedule::begin_forward(bool with_grad) {
            "To recompute activations, apply the recomputation to submodules and not to the whole "
            "model");
   }
-  if (awaits_step_) awaits_step_ = options_.has_gradients();
-  for (const Unit& unit : units_) {
-    if (may_change_ || unit.memory->is_outdated()) unit.memory->mark_stale();
-  }
+  end_outside();
+  mark_changed_stale();
+  is_current_ = true;
   is_with_grad_ = with_grad;
   phase_ = Phase::kForward;
   begin_pass(with_grad ? UnitOrder::Pass::kForward : UnitOrder::Pass::kForwardWithoutGrad);
@@ -53,6 +52,13 @@ void UnitSchedule::begin_forward(bool with_grad) {
   }
 }
 
+void UnitSchedule::mark_changed_stale() {
+  if (awaits_step_) awaits_step_ = options_.has_gradients();
+  for (const Unit& unit : units_) {
+    if (may_change_ || unit.memory->is_outdated()) unit.memory->mark_stale();
+  }
+}
+
 void UnitSchedule::end_forward() {
   order_.end();
   phase_ = Phase::kIdle;
@@ -61,7 +67,7 @@ void UnitSchedule::end_forward() {
 }
 
 void UnitSchedule::before_forward(size_t unit) {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kSummoned) {
+  if (is_outside() || phase_ == Phase::kSummoned) {
     refuse(format("unit \"{}\" was called outside of the wrapper's forward()", units_[unit].name),
            "Call the FullyShardedDataParallel, whose forward() calls its units. To call one module "
            "alone, copy its parameters under summon_full_params() into another module");
@@ -74,6 +80,7 @@ void UnitSchedule::after_forward(size_t unit) {
   // backward follows at once.
   if (phase_ == Phase::kBackward || keeps_all_) return;
   release_after_forward(units_[unit]);
+  states_[unit].is_used = false;
 }
 
 void UnitSchedule::release_after_forward(const Unit& unit) {
@@ -93,6 +100,7 @@ void UnitSchedule::fail_forward(size_t unit) noexcept {
 
 void UnitSchedule::abandon() noexcept {
   const bool was_in_backward = std::exchange(phase_, Phase::kIdle) == Phase::kBackward;
+  is_current_ = false;
   // Makes the next forward gather all units on all ranks, also those of which this rank keeps a
   // part below.
   if (was_in_backward) may_change_ = true;
@@ -115,8 +123,93 @@ void UnitSchedule::release_after_failure(size_t unit) noexcept {
   }
 }
 
+bool UnitSchedule::is_around(size_t outer, size_t unit) const {
+  while (unit > outer) unit = units_[unit].parent;
+  return unit == outer;
+}
+
+void UnitSchedule::leave_others(size_t unit) {
+  // The root is around all units, so it is never among the others.
+  for (size_t other = 1; other < units_.size(); ++other) {
+    State& state = states_[other];
+    if (!state.is_used || state.num_running > 0 || is_around(other, unit)) continue;
+    if (phase_ == Phase::kBackward) {
+      if (keeps_all_ || is_kept_in_backward(other, unit)) continue;
+      units_[other].memory->release();
+    } else if (!keeps_all_) {
+      release_after_forward(units_[other]);
+    }
+    state.is_used = false;
+  }
+}
+
+bool UnitSchedule::is_kept_in_backward(size_t other, size_t unit) const {
+  const Reshard reshard = units_[other].reshard;
+  if (reshard == Reshard::kAfterReduction) return true;
+  if (states_[other].num_missing == 0) return false;
+  if (reshard != Reshard::kAfterForward) return true;
+  // The backward comes back to this unit: a loss has used it outside of forward(), as a penalty
+  // does, or activations are computed again. It is kept if it is needed next.
+  const std::optional<size_t> next = order_.after(unit);
+  return !next || *next == other;
+}
+
+void UnitSchedule::expect_other_values() noexcept {
+  if (!std::exchange(is_current_, false) || !is_outside()) return;
+  for (const Unit& unit : units_) {
+    try {
+      unit.memory->mark_stale();
+    } catch (...) {
+      // A gather in flight has failed, which the group reports again at the next gather.
+    }
+  }
+}
+
+void UnitSchedule::begin_use(size_t unit) {
+  State& state = states_[unit];
+  if (phase_ == Phase::kIdle) begin_outside();
+  if (phase_ == Phase::kOutside && !has_current_values()) {
+    end_outside();
+    begin_outside();
+  }
+  if (phase_ != Phase::kSummoned && !state.is_used) {
+    leave_others(unit);
+    use(unit);
+    state.was_reached = true;
+  }
+  ++state.num_running;
+}
+
+void UnitSchedule::refuse_write(size_t unit) const {
+  refuse(format("an operation writes to the parameters of {}, which are sharded",
+                unit == 0 ? "the root" : format("unit \"{}\"", units_[unit].name)),
+         "Make an optimizer from the wrapper (model.parameters()), not from the parameters of the "
+         "module. To change values, hold summon_full_params() and write back");
+}
+
+void UnitSchedule::begin_outside() {
+  if (!has_current_values()) {
+    for (const Unit& unit : units_) unit.memory->mark_stale();
+  }
+  is_current_ = true;
+  is_with_grad_ = true;
+  phase_ = Phase::kOutside;
+  begin_pass(UnitOrder::Pass::kOutside);
+}
+
+void UnitSchedule::end_outside() {
+  if (phase_ != Phase::kOutside) return;
+  order_.end();
+  phase_ = Phase::kIdle;
+  if (keeps_all_) return;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    if (states_[unit].is_used) release_after_forward(units_[unit]);
+  }
+}
+
 void UnitSchedule::begin_backward() {
   if (phase_ == Phase::kBackward) return;
+  end_outside();
   if (phase_ == Phase::kForward) {
     refuse("backward() was called inside forward()",
            "Call backward() after forward() has returned");
@@ -127,7 +220,8 @@ void UnitSchedule::begin_backward() {
   }
   phase_ = Phase::kBackward;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
-    states_[unit] = {.num_missing = units_[unit].parameters.size()};
+    states_[unit] = {.num_missing = units_[unit].parameters.size(),
+                     .num_running = states_[unit].num_running};
   }
   has_accumulated_ = false;
   is_compared_ = false;
@@ -206,12 +300,13 @@ void UnitSchedule::gradient_arrived(size_t parameter) {
 void UnitSchedule::release_if_done(size_t unit) {
   const State& state = states_[unit];
   if (unit == 0 || keeps_all_ || !state.was_reached) return;
-  if (state.num_missing > 0 || state.num_open > 0) return;
+  if (state.num_missing > 0 || state.num_open > 0 || state.num_running > 0) return;
   if (units_[unit].has_frozen && !state.had_inputs) return;
   // A unit with kAfterReduction stays full, so that the next forward under no_sync() need not
   // gather it.
   if (units_[unit].reshard == Reshard::kAfterReduction) return;
   units_[unit].memory->release();
+  states_[unit].is_used = false;
 }
 
 void UnitSchedule::end_backward(const End& end) {
@@ -232,6 +327,7 @@ void UnitSchedule::end_backward(const End& end) {
 
 void UnitSchedule::end_reduction() {
   may_change_ = true;
+  is_current_ = false;
   awaits_step_ = true;
   keeps_all_ = false;
   release_all([](Reshard) { return true; });
@@ -245,6 +341,7 @@ void UnitSchedule::close_calls() {
 }
 
 void UnitSchedule::summon() {
+  end_outside();
   if (phase_ != Phase::kIdle) {
     const bool is_summoned = phase_ == Phase::kSummoned;
     refuse(format("summon_full_params() was called {}",
@@ -279,6 +376,7 @@ void UnitSchedule::begin_pass(UnitOrder::Pass pass) {
     order_.end();
   }
   order_.begin(pass);
+  for (State& state : states_) state.is_used = false;
 }
 
 // Starts a gather, unless the unit is full or is being gathered.
@@ -310,6 +408,7 @@ void UnitSchedule::use(size_t unit) {
                unit == 0 ? "the root's parameters" : format("unit \"{}\"", units_[unit].name)));
   }
   units_[unit].memory->wait_full();
+  states_[unit].is_used = true;
 }
 
 void UnitSchedule::prefetch() {

@@ -12,13 +12,22 @@
 // Forward: a unit is gathered before its use, and the next unit in the order of the last forward is
 // prefetched. After its use the unit is released if its Reshard says so.
 //
-// Backward: a unit is gathered again when the backward reaches its outputs. The units are
-// prefetched in the order of the last backward, and in the first backward in the reverse order of
-// the forward. A unit is released when two conditions hold. First, the gradients of all its trained
-// parameters have been computed. Second, for every call of the unit whose outputs the backward has
-// reached, the backward has also reached the inputs, because a node between them may need a frozen
-// parameter. If the second condition cannot be determined, the unit is released at the end of the
-// backward.
+// Uses by operations: begin_use() says that an operation needs a unit's parameters. In a forward
+// the unit is then gathered, and the units that earlier operations have used are released as after
+// their forward, except for those around the unit and those of the same operation. So a module that
+// is no ShardUnit can be a unit.
+//
+// Outside of a forward and a backward, an operation may read parameters, too. The uses up to the
+// next forward or backward are a pass of their own (UnitOrder::Pass::kOutside), in which a unit is
+// gathered again if its shards have changed.
+//
+// Backward: a unit is gathered again when an operation needs it, or when the backward reaches its
+// outputs. The units are prefetched in the order of the last backward, and in the first backward in
+// the reverse order of the forward. A unit is released when two conditions hold. First, the
+// gradients of all its trained parameters have been computed. Second, for every call of the unit
+// whose outputs the backward has reached, the backward has also reached the inputs, because a node
+// between them may need a frozen parameter. If the second condition cannot be determined, the unit
+// is released at the end of the backward.
 //
 // Exceptions: if a backward throws on one rank, that rank continues to take part in the gathers
 // that the other ranks still make in this backward, in the order of the last backward. So the other
@@ -87,6 +96,7 @@ class UnitSchedule {
   struct Unit {
     std::string name;  // the name of the module; "" for the root
     std::unique_ptr<UnitMemory> memory;
+    size_t parent = 0;  // the index of the innermost unit around this one
     Reshard reshard = Reshard::kAfterForward;
     // The indices of the unit's trained parameters, which are the arguments of gradient_arrived().
     std::vector<size_t> parameters = {};
@@ -129,6 +139,15 @@ class UnitSchedule {
   // Called if the root's forward or a backward has thrown.
   void abandon() noexcept;
 
+  // Begin and end an operation that is given parameters of the unit. An operation that is given
+  // parameters of several units begins a use of each. In a backward, begin_backward() is called
+  // before.
+  void begin_use(size_t unit);
+  void end_use(size_t unit) noexcept { --states_[unit].num_running; }
+  // Throws kInvalidArgument, with the unit's name, for an operation that writes to parameters
+  // outside of a pass: the change would be lost, because only shards are kept.
+  [[noreturn]] void refuse_write(size_t unit) const;
+
   // Begins a backward, if none runs. The caller must ensure that end_backward() or abandon()
   // follows.
   void begin_backward();
@@ -164,7 +183,15 @@ class UnitSchedule {
   // Called on all ranks when the program has cleared gradients that were accumulated without
   // reduction. An optimizer step may then change the parameters even without gradients, for example
   // by its momentum.
-  void expect_changes() { may_change_ = true; }
+  void expect_changes() {
+    may_change_ = true;
+    is_current_ = false;
+  }
+
+  // Called when an operation writes to this rank's shards, as each update does on all ranks, also
+  // on those that own no elements. A use outside of a pass then gathers again, and until then
+  // the memory of units that are still full cannot be accessed.
+  void expect_other_values() noexcept;
 
   // summon() gathers all units, and dismiss() frees them. Between the two calls neither forward nor
   // backward is allowed.
@@ -172,19 +199,24 @@ class UnitSchedule {
   void dismiss();
 
   bool is_in_backward() const { return phase_ == Phase::kBackward; }
+  bool is_idle() const { return phase_ == Phase::kIdle; }
+  // Returns whether neither a forward nor a backward runs and the parameters are not summoned.
+  bool is_outside() const { return phase_ == Phase::kIdle || phase_ == Phase::kOutside; }
   // Returns whether the current backward has computed a gradient.
   bool has_accumulated() const { return has_accumulated_; }
   size_t num_units() const { return units_.size(); }
   const std::string& name(size_t unit) const { return units_[unit].name; }
 
  private:
-  enum class Phase : uint8_t { kIdle, kForward, kBackward, kSummoned };
+  enum class Phase : uint8_t { kIdle, kForward, kBackward, kOutside, kSummoned };
   struct State {
     // The number of trained parameters whose gradients this backward has not computed yet.
     size_t num_missing = 0;
     int num_open = 0;          // calls with is_open
     bool had_inputs = false;   // this backward has reached a call with inputs that require grad
-    bool was_reached = false;  // this backward has reached an output of the unit
+    bool was_reached = false;  // this backward has reached an output, or used a parameter
+    bool is_used = false;      // an operation of this pass has used the unit since its last release
+    int num_running = 0;       // operations that use the unit now
   };
 
   // A gather of a unit in a backward, and how many buckets had been launched before it.
@@ -196,6 +228,15 @@ class UnitSchedule {
   };
 
   void begin_pass(UnitOrder::Pass pass);
+  bool has_current_values() const { return is_current_ && num_updates_ == options_.num_updates(); }
+  void begin_outside();
+  void end_outside();
+  void mark_changed_stale();
+  // Releases the units that earlier operations have used and that `unit` does not need.
+  void leave_others(size_t unit);
+  bool is_around(size_t outer, size_t unit) const;
+  // Returns whether `other` stays full in a backward when an operation begins to use `unit`.
+  bool is_kept_in_backward(size_t other, size_t unit) const;
   void gather(size_t unit);
   bool knows_what_follows() const;
   void compare(const Use& use);
@@ -221,6 +262,9 @@ class UnitSchedule {
   // accumulate gradients: then units are gathered again only if is_outdated() notices a change, or
   // after expect_changes().
   bool may_change_ = true;
+  // Whether nothing has changed the shards since the last forward, or the last sequence of uses
+  // outside of a pass, began. A use outside then finds current values in units that are still full.
+  bool is_current_ = false;
   uint64_t num_updates_ = 0;  // Options::num_updates() at the start of the last pass
   bool awaits_step_ = false;  // gradients were reduced, and an optimizer step may follow
   bool has_accumulated_ = false;

@@ -11,9 +11,10 @@ namespace cadre::parallel {
 namespace {
 
 constexpr int64_t kUses = int64_t{1} << 24;
+constexpr int64_t kPasses = 8;  // a power of two, at least the number of kinds of a pass
 
 int64_t code_of(const UnitSchedule::Use& use) {
-  return static_cast<int64_t>(use.num_updates) * kUses + static_cast<int64_t>(use.unit) * 4 +
+  return static_cast<int64_t>(use.num_updates) * kUses + static_cast<int64_t>(use.unit) * kPasses +
          static_cast<int64_t>(use.pass);
 }
 
@@ -23,6 +24,8 @@ std::string pass_text(UnitOrder::Pass pass) {
       return "forward()";
     case UnitOrder::Pass::kForwardWithoutGrad:
       return "forward() without grad";
+    case UnitOrder::Pass::kOutside:
+      return "an operation outside of forward() and backward()";
     case UnitOrder::Pass::kBackward:
     case UnitOrder::Pass::kUpdate:
       break;
@@ -60,10 +63,10 @@ void UseComparison::operator()(const UnitSchedule::Use& use) const {
 }
 
 std::string UseComparison::text_of_code(int64_t code) const {
-  const auto unit = static_cast<size_t>(code % kUses / 4);
+  const auto unit = static_cast<size_t>(code % kUses / kPasses);
   if (unit >= names_.size()) return "summon_full_params()";
   return format("{} in {}", unit == 0 ? "the root" : format("\"{}\"", names_[unit]),
-                pass_text(static_cast<UnitOrder::Pass>(code % 4)));
+                pass_text(static_cast<UnitOrder::Pass>(code % kPasses)));
 }
 
 }  // namespace cadre::parallel

@@ -81,7 +81,8 @@ TEST(ModelSizesOf, AModuleWithDeclaredUnits) {
 
 TEST(ModelSizesOf, ADeferredModuleAndAPolicy) {
   const auto net = defer_init([] { return std::make_shared<SizedNet>(); });
-  const ModelSizes sizes = model_sizes_of(net, [](const WrapCandidate&) { return true; });
+  const ModelSizes sizes =
+      model_sizes_of(net, [](const WrapCandidate& module) { return module.is_shard_unit; });
   ASSERT_EQ(sizes.units.size(), 3U);
   expect_sizes_of_net(sizes, 1, 2);
   EXPECT_TRUE(is_deferred(net->tied));

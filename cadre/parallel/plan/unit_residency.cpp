@@ -91,6 +91,7 @@ class Steps {
       const ResidentUnit& resident = units_[unit];
       UnitSchedule::Unit& last = made.emplace_back();
       last.memory = std::make_unique<CountedUnit>(unit, resident.full_bytes, counts_);
+      last.parent = resident.parent;
       last.reshard = resident.reshard;
       if (resident.has_trained) last.parameters = {unit};
       last.has_frozen = resident.has_frozen;

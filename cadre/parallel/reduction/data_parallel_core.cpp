@@ -161,7 +161,7 @@ void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters)
     }
     if (parameter.tensor.requires_grad()) trained.push_back(parameter);
   }
-  if (trained.empty()) {
+  if (trained.empty() && options_.needs_trained) {
     refuse_wrapping(wrapper_, format("none of the module's {} parameters requires grad; use the "
                                      "module as it is",
                                      parameters.size()));

@@ -59,6 +59,9 @@ struct DataParallelOptions {
   std::vector<std::string> ignored = {};
   // If true, in a group of one rank the core leaves gradients unchanged and installs no hook.
   bool is_idle_alone = true;
+  // Whether a module without a trained parameter is an error. A sharded module may be frozen as a
+  // whole, such as a teacher or a reference, because its parameters are gathered all the same.
+  bool needs_trained = true;
   // A sentence that says how the program may change the parameters of a wrapped module. The error
   // that reports such a change ends with it.
   std::string change_remedy =

@@ -43,14 +43,21 @@ TransportChoice transport_of(std::string_view backend) {
   throw Error(
       ErrorCode::kInvalidArgument,
       format("init_process_group: InitOptions::backend is \"{}\"; pass \"host\" or \"net\", or "
-             "leave it out: collectives run on CPUs, over shared memory or TCP",
+             "leave it out. On CPUs collectives run over shared memory or TCP. For tensors of CUDA "
+             "devices NCCL is chosen by itself, and InitOptions::device_engine demands it",
              backend));
 }
 
 // Returns the engine for memory of the device; nullopt for the CPU.
 std::optional<DeviceBackend> device_backend_of(const InitOptions& options, const JobPlace& place) {
   c10::Device device = options.device ? *options.device : device::default_device();
-  if (device.is_cpu()) return std::nullopt;
+  if (device.is_cpu()) {
+    if (options.device_engine == DeviceEngineChoice::kAuto || options.device) return std::nullopt;
+    throw Error(ErrorCode::kUnavailable,
+                format("init_process_group: InitOptions::device_engine demands an engine for a "
+                       "device, and {}; leave it out to run on the CPU",
+                       device::find_devices(c10::DeviceType::CUDA).reason));
+  }
   if (!device::to_core(device)) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("init_process_group: InitOptions::device is {}; pass a device of CUDA or of "

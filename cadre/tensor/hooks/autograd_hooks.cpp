@@ -156,10 +156,14 @@ void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_f
 }
 
 void release_failed_backward() {
-  if (torch::autograd::get_current_graph_task_id() != -1) return;
+  if (is_in_backward()) return;
   const at::AutoGradMode grad_mode(true);
   // The start of any backward empties the queue.
   at::zeros({}).requires_grad_(true).alias().backward();
+}
+
+bool is_in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
 }
 
 bool current_backward_creates_graph() {

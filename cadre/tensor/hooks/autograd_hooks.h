@@ -91,6 +91,9 @@ void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_f
 // graph. Does nothing during a backward.
 CADRE_EXPORT void release_failed_backward();
 
+// Returns whether a backward runs in this thread.
+bool is_in_backward();
+
 // Returns whether the backward that runs in this thread was called with create_graph=true.
 bool current_backward_creates_graph();
 

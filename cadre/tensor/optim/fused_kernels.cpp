@@ -17,6 +17,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/hooks/operations/parameter_uses.h"
 
 namespace cadre {
 namespace {
@@ -95,6 +96,7 @@ class PaddedBatch {
     const int64_t item_bytes = static_cast<int64_t>(tensor.element_size());
     const int64_t num_body_bytes = static_cast<int64_t>(tensor.nbytes()) - num_tail_bytes;
     auto* const data = static_cast<std::byte*>(tensor.mutable_data_ptr());
+    if (&list == &padded_.parameters) wrap::tell_written(tensor);
     if (num_body_bytes > 0) {
       list.push_back(flat(data, num_body_bytes / item_bytes, tensor.scalar_type()));
     }

@@ -53,6 +53,11 @@ struct PlannedNet : torch::nn::Module {
   at::Tensor last;
 };
 
+// Chooses the units of PlannedNet: its layers, which are ShardUnits.
+inline WrapPolicy planned_units() {
+  return wrap_by_type<PlannedLayerImpl>();
+}
+
 // Sets caps that are smaller than PlannedNet, so that there are several buckets of gradients and of
 // parameters.
 inline void cap_buckets(PlanOptions& options) {
@@ -60,7 +65,8 @@ inline void cap_buckets(PlanOptions& options) {
   options.zero_bucket_cap_bytes = 900'000;
 }
 
-inline FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
+inline FullyShardedDataParallelOptions sharding_of(const PlanOptions& options,
+                                                   const WrapPolicy& policy) {
   FullyShardedDataParallelOptions sharding{
       .form = options.is_mapped ? ShardForm::kMapped : ShardForm::kGathered,
       .reshard = options.reshard,
@@ -70,26 +76,27 @@ inline FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
     sharding.precision.parameters = to_scalar_type(*options.parameter_dtype);
   }
   if (options.reduce_dtype) sharding.precision.reduce = to_scalar_type(*options.reduce_dtype);
-  sharding.wrap_policy = wrap_by_size(1);
+  sharding.wrap_policy = policy;
   return sharding;
 }
 
-// Wraps `net` and calls use(model, optimizer, groups) with an AdamW for it. `groups` are all groups
+// Wraps `net`, whose units `policy` chooses, and calls use(model, optimizer, groups) with an AdamW
+// for it. `groups` are all groups
 // in which the wrappers run operations; the first one has all ranks.
 template <typename Module, typename Use>
-void with_planned_wrappers(const Module& net, const ProcessGroup& world, const PlanOptions& options,
-                           const Use& use) {
+void with_planned_wrappers(const Module& net, const WrapPolicy& policy, const ProcessGroup& world,
+                           const PlanOptions& options, const Use& use) {
   const torch::optim::AdamWOptions adamw(1e-3);
   const std::vector<ProcessGroup> all = {world};
   if (options.strategy == DataStrategy::kFsdp) {
-    FullyShardedDataParallel model{net, world, sharding_of(options)};
+    FullyShardedDataParallel model{net, world, sharding_of(options, policy)};
     ShardedOptimizer<AdamW> optimizer{model, adamw};
     return use(model, optimizer, all);
   }
   if (options.strategy == DataStrategy::kHsdp) {
     const DeviceMesh mesh(world, {{"replicate", options.num_replicas},
                                   {"shard", options.num_ranks / options.num_replicas}});
-    FullyShardedDataParallel model{net, mesh, sharding_of(options)};
+    FullyShardedDataParallel model{net, mesh, sharding_of(options, policy)};
     ShardedOptimizer<AdamW> optimizer{model, adamw};
     return use(model, optimizer,
                std::vector<ProcessGroup>{mesh.joint_group({"replicate", "shard"}),

@@ -37,6 +37,7 @@
 #include "cadre/train/trainer/config/config_file.h"
 #include "cadre/train/trainer/planning/config_plan.h"
 #include "cadre/train/trainer/planning/plan_report.h"
+#include "cadre/train/trainer/strategy/device_support.h"
 #include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/trainer.h"
 #include "cadre/train/trainer/verify/verify_config.h"
@@ -200,6 +201,7 @@ int run_plan(const CommandLine& command) {
       .count = command.num_planned,
       .per_host = command.num_planned,
       .on_devices = config.run.device == "cuda" || (config.run.device == "auto" && finds_devices)};
+  if (processes.on_devices) train::check_device(config, c10::Device(c10::DeviceType::CUDA));
   const ModelSizes model = train::sizes_of_model(config);
   const auto plans = train::plans_of_strategies(config, model, processes);
   print(train::comparison_table(config, model, plans));

@@ -280,12 +280,14 @@ void Trainer::check_data() {
   on_all_ranks(context_.world, [this] { task_->check_data(); });
 }
 
-// Returns the groups along the axes of the mesh on which the model is divided.
+// Returns the groups along the axes of the mesh on which the model is divided, or has replicas of
+// shards.
 std::vector<ProcessGroup> Trainer::groups_of_axes() const {
   std::vector<ProcessGroup> groups;
-  if (!layout_->mesh) return groups;
-  for (const MeshAxis& axis : layout_->mesh->axes()) {
-    if (axis.size > 1) groups.push_back(layout_->mesh->group(axis.name));
+  const std::optional<DeviceMesh>& mesh = layout_->mesh ? layout_->mesh : layout_->replicas;
+  if (!mesh) return groups;
+  for (const MeshAxis& axis : mesh->axes()) {
+    if (axis.size > 1) groups.push_back(mesh->group(axis.name));
   }
   return groups;
 }
@@ -294,7 +296,6 @@ std::vector<ProcessGroup> Trainer::groups_of_axes() const {
 // its mesh, and of the group in which routers exchange their token counts.
 Duration Trainer::time_in_communication() const {
   Duration sum = context_.time_in_communication();
-  if (!layout_->mesh) return sum;
   std::vector<const Communicator*> counted = {&context_.world.communicator()};
   const auto add = [&](const ProcessGroup& group) {
     const Communicator& communicator = group.communicator();
@@ -303,7 +304,7 @@ Duration Trainer::time_in_communication() const {
     sum += communicator.time_in_operations();
   };
   for (const ProcessGroup& group : groups_of_axes()) add(group);
-  if (config_.model.experts > 0) {
+  if (layout_->mesh && config_.model.experts > 0) {
     add(layout_->mesh->joint_group(token_axes(config_.parallel)));
   }
   return sum;

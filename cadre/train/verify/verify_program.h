@@ -57,7 +57,7 @@ struct VerifyOptions {
   std::optional<double> clip_norm = {};
   // Used by fsdp and hsdp: says which ShardUnits are gathered and resharded as units. If empty, the
   // ShardUnits for which make_module() called fully_shard() are used.
-  WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
+  WrapPolicy wrap_policy = [](const WrapCandidate& module) { return module.is_shard_unit; };
   // Is called on rank 0 with one line about what the verification is doing; may be an empty
   // function.
   std::function<void(std::string_view)> progress = {};

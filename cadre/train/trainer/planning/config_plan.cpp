@@ -152,7 +152,8 @@ bool fits(const Config& config, const Processes& processes) {
 ModelSizes sizes_of_model(const Config& config) {
   const MetaScope scope;
   const std::shared_ptr<Model> model = make_model(config);
-  ModelSizes sizes = model_sizes_of(model, [](const WrapCandidate&) { return true; });
+  ModelSizes sizes =
+      model_sizes_of(model, [](const WrapCandidate& module) { return module.is_shard_unit; });
   for (const auto& parameter : model->named_parameters()) {
     if (parameter.value().is_meta()) continue;
     throw Error(ErrorCode::kInternal,

@@ -10,7 +10,6 @@
 
 #include "cadre/core/collective/op.h"
 #include "cadre/core/comm/symmetric/symmetric_heap.h"
-#include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/plan/memory_plan.h"
 #include "cadre/parallel/shard/step_agreement.h"
 #include "cadre/testing/torch/measured_memory.h"
@@ -135,9 +134,9 @@ TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
         if (parameter.key().starts_with(name)) parameter.value().requires_grad_(false);
       }
     }
-    const MemoryPlan plan = plan_memory(model_sizes_of(net, wrap_by_size(1)), options);
+    const MemoryPlan plan = plan_memory(model_sizes_of(net, testing::planned_units()), options);
     testing::with_planned_wrappers(
-        net, world, options,
+        net, testing::planned_units(), world, options,
         [&](auto& model, auto& optimizer, const std::vector<ProcessGroup>& groups) {
           expect_plan(model, optimizer, groups, plan, before);
         });

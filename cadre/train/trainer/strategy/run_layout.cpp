@@ -210,9 +210,13 @@ RunLayout lay_out(const Config& config, const ProcessGroup& world, c10::Device d
   // Routers need the token counts of all processes, even if each process has all experts.
   const bool has_experts = config.model.experts > 0 && world.world_size() > 1;
   if (!parallel.divides_model() && !has_experts) {
+    const bool has_replicas = data_strategy(parallel) == DataStrategy::kHsdp;
     return {.world = world,
             .degrees = degrees,
             .mesh = {},
+            .replicas = has_replicas
+                            ? std::optional(DeviceMesh(world, data_axes(parallel, degrees)))
+                            : std::nullopt,
             .data = {.rank = world.rank(), .size = world.world_size(), .group = world},
             .device = device};
   }

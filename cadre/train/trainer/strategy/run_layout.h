@@ -75,6 +75,8 @@ struct RunLayout {
   Degrees degrees;
   // If nullopt, every process has whole layers, and no layer communicates.
   std::optional<DeviceMesh> mesh;
+  // The mesh of hsdp, if `mesh` is nullopt.
+  std::optional<DeviceMesh> replicas = {};
   DataRanks data;  // if its group is not set, all processes have the same rows
   c10::Device device = c10::Device(c10::DeviceType::CPU);  // of this process's parameters
 };

@@ -174,7 +174,7 @@ FullyShardedDataParallelOptions sharding_options(const Config& whole, const c10:
   if (config.reduce_dtype != config.parameter_dtype) {
     options.precision.reduce = dtype_of(config.reduce_dtype);
   }
-  options.wrap_policy = [](const WrapCandidate&) { return true; };
+  options.wrap_policy = [](const WrapCandidate& module) { return module.is_shard_unit; };
   return options;
 }
 
@@ -353,8 +353,7 @@ std::unique_ptr<Strategy> make_strategy(const Config& config, const std::shared_
     return std::make_unique<FullySharded>(model, layout.world, config, choice, layout.device);
   }
   if (strategy == DataStrategy::kHsdp) {
-    const DeviceMesh mesh(layout.world, data_axes(parallel, layout.degrees));
-    return std::make_unique<FullySharded>(model, mesh, config, choice, layout.device);
+    return std::make_unique<FullySharded>(model, *layout.replicas, config, choice, layout.device);
   }
   return make_data_strategy(config, model, layout.world, std::move(buckets), choice);
 }
