@@ -161,8 +161,8 @@ struct TrainingProgram {
   bool overflows = false;  // with a GradScaler; the loss of step 1 overflows
 
   int num_parts() const { return accumulates || adds_reduced ? 2 : 1; }
-  // Of a step in which nothing overflows: the norm is read once, and whether the gradients are
-  // finite once.
+  // Returns how often the host waits in a step in which nothing overflows: once for the norm, and
+  // once to learn whether the gradients are finite.
   uint64_t num_waits() const { return (max_norm ? 1 : 0) + (overflows ? 1 : 0); }
 };
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/collective/op.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
@@ -310,6 +311,46 @@ TEST(FsdpOfPlainModules, UnitsInUnitsTrainAsPlain) {
   }
 }
 
+// A unit around another one stays full while that one is used.
+TEST(FsdpOfPlainModules, UnitsInUnitsAreGatheredOnceInEachPass) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel model{prepared<NestedNet>(), group, leaves()};
+    const auto num_gathers = [&] {
+      size_t count = 0;
+      for (const FlightEntry& entry : group.communicator().flight_record().entries) {
+        if (OpDescriptor::from_fingerprint(entry.fingerprint).kind == OpKind::kAllGather) ++count;
+      }
+      return count;
+    };
+    size_t before = 0;
+    for (int step = 0; step < 4; ++step) {
+      before = num_gathers();
+      model(rows_of(group, step)).pow(2).mean().backward();
+    }
+    // The backward does not need the scale that the first module multiplies its input by.
+    EXPECT_EQ(num_gathers() - before, 5 + 4) << "forward and backward";
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Operations that are given parameters of several units need all of them at the same time.
+struct JointSteps {
+  template <typename Model>
+  void operator()(Model& model, const Tensor& rows) const {
+    NestedNet& net = module_of(model);
+    const auto weight_of = [&](size_t i) {
+      return net.layers[i]->template as<Nested>()->inner->weight;
+    };
+    const Tensor both = torch::stack({weight_of(0), weight_of(1)}).sum();
+    const Tensor product = torch::mm(weight_of(0), weight_of(1)).mean();
+    (model.forward(rows).pow(2).mean() + both / 10 + product).backward();
+  }
+};
+
+TEST(FsdpOfPlainModules, OperationsOnSeveralUnitsTrainAsPlain) {
+  expect_trains_as_plain([] { return prepared<NestedNet>(); }, leaves(), JointSteps{});
+}
+
 // A forward that fails in the middle on all ranks, and a loss that autograd differentiates twice.
 struct FailingSteps {
   template <typename Model>
@@ -379,8 +420,9 @@ TEST(FsdpOfPlainModules, AnUpdateMakesGatheredParametersOld) {
       for (const ParameterShard& shard : model.parameter_shards()) {
         const Tensor whole = shard.parameter.view(-1);
         shard.values.add_(whole.narrow(0, shard.range.begin, shard.range.size()));
+        const Tensor gathered = shard.parameter.clone();
+        EXPECT_TRUE(torch::equal(gathered, assembled(shard, shard.values, group)));
       }
-      EXPECT_TRUE(torch::equal(net->weight.clone(), assembled_parameters(model, group)[0]));
     });
     EXPECT_TRUE(result.ok()) << result.failures();
   }
@@ -533,6 +575,7 @@ TEST(FsdpOfPlainModules, HoldsOneUnitAndThePrefetchedOne) {
     FullyShardedDataParallel model{net, group, options};
     EXPECT_EQ(model.full_bytes(), 0);
     for (int step = 0; step < 2; ++step) {
+      net->encoder->layers[2]->as<nn::TransformerEncoderLayer>()->linear1->weight.sum();
       model(rows_of(group, step)).pow(2).mean().backward();
       EXPECT_EQ(model.full_bytes(), 0);
     }
@@ -542,6 +585,22 @@ TEST(FsdpOfPlainModules, HoldsOneUnitAndThePrefetchedOne) {
     }
     EXPECT_LT(model.peak_full_bytes(), 3 * layer_bytes);
     EXPECT_GE(model.peak_full_bytes(), 2 * layer_bytes);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A parameter with other memory would be used with the values of this rank alone.
+TEST(FsdpOfPlainModules, RefusesParametersWithOtherMemory) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto net = prepared<EncoderNet>();
+    FullyShardedDataParallel model{net, group, layers()};
+    const Tensor weight =
+        net->encoder->layers[1]->as<nn::TransformerEncoderLayer>()->linear1->weight;
+    weight.set_data(torch::zeros_like(weight));
+    const auto sentence = HasSubstr(
+        "\"encoder.layers.1.linear1.weight\" has been given other memory since it was sharded");
+    EXPECT_THAT(failure_of([&] { net->outputs->weight.sum(); }), sentence);
+    EXPECT_THAT(failure_of([&] { model(rows_of(group, 0)); }), sentence);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
