@@ -16,6 +16,7 @@
 #include "cadre/core/comm/tuning.h"
 #include "cadre/core/fabric/flight/process_start.h"
 #include "cadre/core/os/host/wall_clock.h"
+#include "cadre/core/os/keep_until_exit.h"
 #include "cadre/core/store/prefix_store.h"
 #include "cadre/core/transport/shm/shm_transport.h"
 
@@ -459,21 +460,13 @@ bool Communicator::Impl::awaits_other() const {
 // memory of operations, and one of its threads may read the Interrupt. The engine's destructor
 // would wait for the library, which may wait indefinitely for a lost rank.
 void Communicator::Impl::leave_engines_to_process() {
-  struct Left {
-    std::shared_ptr<Monitor> monitor;  // owns the Interrupt
-    EngineSet engines;
-    Left* next = nullptr;
-  };
-  // Leak checkers do not report memory that this list reaches.
-  static std::atomic<Left*> last{nullptr};
   if (options.log) {
     options.log->write(LogLevel::kWarning, "comm",
                        format("engine={} group={} left=unfinished: operations that it cannot abort "
                               "keep their memory until this process ends; end it",
                               engine_names(), options.name));
   }
-  Left* const left = std::make_unique<Left>(Left{monitor, std::move(engines)}).release();
-  left->next = last.exchange(left);
+  os::keep_until_exit(std::pair(monitor, std::move(engines)));  // the monitor owns the Interrupt
 }
 
 void Communicator::Impl::abort(const std::string& reason) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "cadre/core/os/keep_until_exit.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre::nccl {
@@ -20,19 +21,6 @@ struct Call {
   std::atomic<bool> has_returned{false};
 };
 
-// Keeps the thread and what it uses until the process ends, because it cannot be joined.
-void leave_to_process(std::unique_ptr<os::Thread> thread, std::shared_ptr<Call> call) {
-  struct Left {
-    std::unique_ptr<os::Thread> thread;
-    std::shared_ptr<Call> call;
-    Left* next = nullptr;
-  };
-  // Leak checkers do not report memory that this list reaches.
-  static std::atomic<Left*> last{nullptr};
-  Left* const left = std::make_unique<Left>(Left{std::move(thread), std::move(call)}).release();
-  left->next = last.exchange(left);
-}
-
 }  // namespace
 
 bool returns_in_time(std::function<void()> function) try {
@@ -47,7 +35,7 @@ bool returns_in_time(std::function<void()> function) try {
     call->waiter->park(deadline);
   }
   if (!call->has_returned) {
-    leave_to_process(std::move(thread), call);
+    os::keep_until_exit(std::pair(std::move(thread), call));  // the thread cannot be joined
     return false;
   }
   thread->join();

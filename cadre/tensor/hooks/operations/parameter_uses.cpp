@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cadre/core/os/keep_until_exit.h"
 #include "cadre/tensor/hooks/operations/written_argument.h"
 
 namespace cadre::wrap {
@@ -46,7 +47,7 @@ class Table {
   static Table& instance() {
     // The kernel, which looks storages up here, has no context argument. The table is never
     // destroyed, because wrappers may be destroyed at exit, in any order.
-    static Table& table = *std::make_unique<Table>().release();
+    static Table& table = *os::keep_until_exit(std::make_unique<Table>());
     return table;
   }
   void add(const c10::Storage& storage, const Observation& observation) {
@@ -158,8 +159,7 @@ Registrations make_registrations() {
 
 void install_kernel() {
   // The registrations last until the process ends, because observed parameters may.
-  static const Registrations& installed =
-      *std::make_unique<Registrations>(make_registrations()).release();
+  static const Registrations& installed = os::keep_until_exit(make_registrations());
   static_cast<void>(installed);
 }
 
