@@ -147,7 +147,7 @@ std::vector<ParameterShard> DdpReplicas::parameter_shards() const {
 
 DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, const Ranks& ranks,
                               const DistributedDataParallelOptions& options) {
-  const ProcessGroup group = ranks.group_of_one_axis(kWrapper, "dp");
+  const ProcessGroup& group = ranks.group_of_one_axis(kWrapper, "dp");
   const bool is_sharded = options.gradients == GradientPlacement::kSharded;
   const auto flat_parameters = std::make_shared<FlatParametersList>();
   reduction::DataParallelOptions core_options{.wrapper = kWrapper,

@@ -148,17 +148,25 @@ TEST_F(OperationQueueTest, ACallOfSeveralHasAsManyNumbers) {
 }
 
 // A queue with an engine that enqueues operations on the streams of a device. The test completes
-// the operations.
+// the operations, or the destructor does: an operation refers to its queue until it has ended.
 class OperationQueueDeviceTest : public OperationQueueTest {
  protected:
+  ~OperationQueueDeviceTest() override {
+    for (const Completion& completion : enqueued_) {
+      if (!completion.is_done()) completion.complete({});
+    }
+  }
+
   OperationQueue& start_device(bool can_order = true) {
-    return start([this, can_order](const Operation& operation) {
-      const std::lock_guard lock(mutex_);
-      enqueued_.push_back(Completion::make_pending(
-          can_order ? std::make_shared<const NotingPoint>(*this, operation.number) : nullptr));
-      submitters_.push_back(std::this_thread::get_id());
-      return enqueued_.back();
-    });
+    return start(
+        [this, can_order](const Operation& operation) { return enqueue(operation, can_order); });
+  }
+  Completion enqueue(const Operation& operation, bool can_order = true) {
+    const std::lock_guard lock(mutex_);
+    enqueued_.push_back(Completion::make_pending(
+        can_order ? std::make_shared<const NotingPoint>(*this, operation.number) : nullptr));
+    submitters_.push_back(std::this_thread::get_id());
+    return enqueued_.back();
   }
   size_t num_enqueued() {
     const std::lock_guard lock(mutex_);
@@ -265,7 +273,7 @@ TEST_F(OperationQueueDeviceTest, ADeleterIssuesWithoutWaiting) {
   std::optional<Work> issued;
   OperationQueue& queue = start([&](const Operation& operation) -> Completion {
     if (operation.number == 1) return Status();
-    return Completion::make_pending(std::make_shared<const NotingPoint>(*this, operation.number));
+    return enqueue(operation);
   });
   Operation operation = barrier_operation();
   operation.keep_alive = std::shared_ptr<const void>(
