@@ -89,7 +89,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
   shard_watch_ = std::make_unique<wrap::WriteWatch>(named_values());
   if (options_.keep_full) {
     state_ = State::kFull;
-    filled_ = state_of_shard();
+    filled_ = shown_ = state_of_shard();
   } else {
     guard(kSharded);
   }
@@ -318,8 +318,8 @@ void FlatParameters::unshard_async() {
   if (is_unsharded()) {
     // The parameters are the shard's memory, so they need no gather, only new version counters.
     if (shares_memory() && is_written) {
-      bump_versions();
       filled_ = state_of_shard();
+      show_state(*filled_);
     }
     return;
   }
@@ -397,12 +397,15 @@ void FlatParameters::finish_gather() {
     gathered_by_ = std::make_shared<const device::StreamPoint>(
         device::StreamPoint::on_current_stream(device()));
   }
-  if (filled_.value_or(gathered_) != gathered_) bump_versions();
+  show_state(gathered_);
   filled_ = gathered_;
   written_->begin();
 }
 
-void FlatParameters::bump_versions() {
+void FlatParameters::show_state(const ShardState& state) {
+  const ShardState shown = shown_.value_or(state);
+  shown_ = state;
+  if (shown == state) return;
   for (const NamedTensor& parameter : parameters_) {
     parameter.tensor.unsafeGetTensorImpl()->bump_version();
   }
@@ -463,6 +466,7 @@ void FlatParameters::reshard_onto_group() {
 void FlatParameters::mark_stale() {
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kOnGroup) reshard();
+  show_state(state_of_shard());
   if (state_ == State::kSharded) return;
   const bool is_to_check = is_unsharded() && !is_private_;
   is_stale_ = true;
@@ -519,6 +523,7 @@ void FlatParameters::take_from_parameters() {
   // The version of a mapped shard is incremented at the end of the update.
   filled_ = state_of_shard();
   if (is_mapped()) ++filled_->version;
+  shown_ = filled_;
 }
 
 void FlatParameters::guard(const std::string& reason) {

@@ -154,7 +154,10 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // the same as reshard() if there is no reshard_group, or if the buffer is a mapping.
   void reshard_onto_group();
   // Must be called when the shards have changed, or will change before the next unshard_async().
-  // The next unshard_async() then gathers again.
+  // The next unshard_async() then gathers again. If they have changed, the version counters of the
+  // parameters are incremented here, and not only by the gather: so a view that is made in between,
+  // as torch::nn::Linear makes of its weight, is not older than its values, and autograd need not
+  // compute the view's gradient by as_strided(), with a copy.
   void mark_stale();
   // Returns whether this rank's shard has changed since the last gather began. A write through
   // at::Tensor::data() is noticed only on a rank that owns elements of the written parameter.
@@ -164,7 +167,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // backward that uses saved parameters. A write through at::Tensor::data() is not noticed. The
   // next unshard_async() gathers the new values.
   void show_writes() {
-    if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
+    if (options_.keep_full && is_unsharded() && is_outdated()) show_state(state_of_shard());
   }
   // Gives this rank a copy of the parameters, to which the program may write until they are
   // resharded. They must be unsharded.
@@ -205,9 +208,6 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void finish_gather();
   void drop_gather();
   void free_buffer();
-  // Increments the version counters of the parameters: autograd then throws from a backward of a
-  // graph that was made before the shards changed.
-  void bump_versions();
   void end_private();
   void guard(const std::string& reason);
   // The number of writes to this rank's shard that autograd has counted, and a hash of one element
@@ -221,6 +221,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   };
   uint32_t version_of_shard() const;
   ShardState state_of_shard() const;
+  // Increments the version counters of the parameters if they stand for another state of the shard:
+  // autograd then throws from a backward of a graph that was made before the shards changed.
+  void show_state(const ShardState& state);
   std::vector<NamedTensor> named_values() const;
   void check_shards_in_place() const;
   // Throws, or calls Options::on_written, if the program has written to the parameters since they
@@ -261,6 +264,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::shared_ptr<const DevicePoint> gathered_by_;
   ShardState gathered_;               // the state of the shard when the last gather began
   std::optional<ShardState> filled_;  // the state of the shard whose values the parameters last had
+  // The state of the shard for which the version counters of the parameters stand.
+  std::optional<ShardState> shown_;
   std::unique_ptr<wrap::WriteWatch> shard_watch_;  // notices writes to values_
   std::unique_ptr<wrap::WriteWatch> written_;      // notices writes to unsharded parameters
   bool is_private_ = false;  // set by make_private(): the program may write to the parameters

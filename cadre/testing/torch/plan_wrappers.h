@@ -36,24 +36,27 @@ struct PlannedLayerImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return shrink(torch::relu(expand(x))); }
   torch::nn::Linear expand, shrink;
 };
-using PlannedLayer = torch::nn::ModuleHolder<ShardUnit<PlannedLayerImpl>>;
 
-struct PlannedNet : torch::nn::Module {
-  PlannedNet() {
+// Layer: PlannedLayerImpl or ShardUnit<PlannedLayerImpl>.
+template <typename Layer>
+struct PlannedNetOf : torch::nn::Module {
+  PlannedNetOf() {
     for (int i = 0; i < 6; ++i) {
-      layers.push_back(register_module(format("layer{}", i), PlannedLayer()));
+      layers.push_back(this->register_module(format("layer{}", i), std::make_shared<Layer>()));
     }
     last = register_parameter("last", torch::zeros({kPlannedWidth}));
   }
   at::Tensor forward(at::Tensor x) {
-    for (PlannedLayer& layer : layers) x = layer->forward(x);
+    for (const auto& layer : layers) x = layer->forward(x);
     return x + last;
   }
-  std::vector<PlannedLayer> layers;
+  std::vector<std::shared_ptr<Layer>> layers;
   at::Tensor last;
 };
+using PlannedNet = PlannedNetOf<PlannedLayerImpl>;
+using PlannedNetOfShardUnits = PlannedNetOf<ShardUnit<PlannedLayerImpl>>;
 
-// Chooses the units of PlannedNet: its layers, which are ShardUnits.
+// Chooses the units of these models: their layers.
 inline WrapPolicy planned_units() {
   return wrap_by_type<PlannedLayerImpl>();
 }

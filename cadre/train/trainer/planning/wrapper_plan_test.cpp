@@ -119,18 +119,19 @@ struct PlanCase {
 
 class PlanOfWrapper : public ::testing::TestWithParam<PlanCase> {};
 
-TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
+template <typename Net>
+void compare_with_plan(const PlanCase& planned) {
   CountedMemory& memory = CountedMemory::install();
-  const auto result = run_groups(GetParam().num_ranks, [&](const ProcessGroup& world) {
+  const auto result = run_groups(planned.num_ranks, [&](const ProcessGroup& world) {
     CountedMemory::set_rank(world.rank());
-    PlanOptions options = GetParam().options;
-    options.num_ranks = options.ranks_per_host = GetParam().num_ranks;
+    PlanOptions options = planned.options;
+    options.num_ranks = options.ranks_per_host = planned.num_ranks;
     options.rank = world.rank();
     testing::cap_buckets(options);
     const int64_t before = memory.bytes(world.rank());
-    const auto net = std::make_shared<testing::PlannedNet>();
+    const auto net = std::make_shared<Net>();
     for (const auto& parameter : net->named_parameters()) {
-      for (const std::string& name : GetParam().frozen) {
+      for (const std::string& name : planned.frozen) {
         if (parameter.key().starts_with(name)) parameter.value().requires_grad_(false);
       }
     }
@@ -142,6 +143,13 @@ TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
         });
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
+  compare_with_plan<testing::PlannedNet>(GetParam());
+  if (has_units(GetParam().options.strategy)) {
+    compare_with_plan<testing::PlannedNetOfShardUnits>(GetParam());
+  }
 }
 
 constexpr auto kPlanFsdp = DataStrategy::kFsdp;
