@@ -3,9 +3,10 @@
 set(torch_folders tensor/device tensor/backends tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred
                   parallel/shard parallel/layers parallel/buckets parallel/reduction parallel/plan
                   parallel/ddp parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp train/data
-                  train/checkpoint train/verify)
+                  train/checkpoint train/verify train/training)
 if(CADRE_SANITIZE)  # those that the tests use which run under sanitizers
-  list(REMOVE_ITEM torch_folders parallel/layers parallel/plan parallel/tp parallel/ep parallel/pp train/checkpoint)
+  list(REMOVE_ITEM torch_folders parallel/layers parallel/plan parallel/tp parallel/ep parallel/pp train/checkpoint
+       train/training)
 endif()
 cadre_sources(torch_sources library ${torch_folders})
 if(NOT torch_sources)

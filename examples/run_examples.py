@@ -21,12 +21,12 @@ CADRE, BIN = sys.argv[1], pathlib.Path(sys.argv[2])
 SECONDS = 60
 
 
-def run(program, *arguments, ranks=1, cwd=None):
+def run(program, *arguments, ranks=1, cwd=None, options=()):
     """Runs the program and returns the lines that its ranks print, sorted. One rank runs without
     the launcher."""
     command = [str(BIN / program), *map(str, arguments)]
     if ranks > 1:
-        command = [CADRE, "run", "--nproc-per-node", str(ranks), "--no-python", *command]
+        command = [CADRE, "run", "--nproc-per-node", str(ranks), "--no-python", *options, *command]
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=cwd)
     if result.returncode != 0:
         raise AssertionError(f"{program} on {ranks}: exit {result.returncode}\n{result.stdout}{result.stderr}")
@@ -107,6 +107,17 @@ class Examples(unittest.TestCase):
                 tokens = [around] + [(r + 1) * (r + 2) // 2 for r in range(1, size)]
                 self.assertEqual(run("point_to_point", ranks=size),
                                  [f"rank {r}: token {tokens[r]}, sums {around} to {around}" for r in range(size)])
+
+    def test_any_strategy(self):
+        losses = {}
+        for strategy, ranks in (("ddp", 1), ("ddp", 2), ("zero1", 2), ("zero2", 3), ("fsdp", 2), ("fsdp", 3), ("hsdp", 4)):
+            [line] = run("any_strategy", ranks=ranks, options=("--strategy", strategy))
+            name, loss = re.fullmatch(r"(\w+), loss ([0-9.e-]+)", line).groups()
+            self.assertEqual(name, strategy)
+            losses[strategy, ranks] = float(loss)
+        self.assertLess(losses["ddp", 1], 0.05)
+        for layout, loss in losses.items():
+            self.assertAlmostEqual(loss, losses["ddp", 1], delta=2e-5, msg=f"{layout}")
 
     def test_verify_module(self):
         for size in (1, 2):

@@ -37,6 +37,7 @@
 #include "cadre/snapshots.h"
 #include "cadre/symmetric_tensor.h"
 #include "cadre/tensor_parallel.h"
+#include "cadre/training.h"
 #include "cadre/transformer.h"
 #include "cadre/verify.h"
 #include "cadre/zero.h"

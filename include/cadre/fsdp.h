@@ -14,8 +14,10 @@
 //
 // Declares:
 // - `FullyShardedDataParallel`, `FullyShardedDataParallelOptions`: the wrapper.
-// - `WrapPolicy`, `WrapCandidate`, `wrap_by_type()`, `wrap_by_size()`: functions that choose the
-//   units, modules whose parameters are gathered before they are used and freed afterwards.
+// - `WrapPolicy`, `WrapCandidate`, `WrapChoice`: a function that chooses the units, modules whose
+//   parameters are gathered before they are used and freed afterwards.
+// - `wrap_by_type()`, `wrap_by_name()`, `wrap_by_size()`, `wrap_layers()`, `wrap_shard_units()`,
+//   `unit_if()`: such functions.
 // - `ShardUnit`: a module that is made a unit by its type, and casts its inputs and outputs.
 // - `fully_shard()`, `FullyShardOptions`: makes a ShardUnit of the model a unit with options of its
 //   own.

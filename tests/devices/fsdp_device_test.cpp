@@ -87,7 +87,7 @@ std::vector<Case> cases() {
 }
 
 Options with_units(Options options) {
-  if (!options.wrap_policy) options.wrap_policy = wrap_by_size(1);
+  if (!options.wrap_policy) options.wrap_policy = wrap_shard_units();
   return options;
 }
 

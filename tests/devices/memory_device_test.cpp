@@ -85,7 +85,7 @@ TEST_P(MemoryOfDevicesTest, FullyShardedDataParallelThrowsOnAllRanks) {
     expect_common_errors([&](const ProcessGroup& group, const c10::Device& device,
                              const std::function<void()>& begin) {
       FullyShardedDataParallelOptions options{.device = device};
-      options.wrap_policy = wrap_by_size(1);
+      options.wrap_policy = wrap_shard_units();
       const auto net = is_moved ? testing::net_on(device) : std::make_shared<UnitNet>();
       begin();
       FullyShardedDataParallel<UnitNet> model(net, group, options);
@@ -97,7 +97,7 @@ TEST_P(MemoryOfDevicesTest, ADeferredModelThrowsOnAllRanks) {
   expect_common_errors([&](const ProcessGroup& group, const c10::Device& device,
                            const std::function<void()>& begin) {
     FullyShardedDataParallelOptions options{.device = device};
-    options.wrap_policy = wrap_by_size(1);
+    options.wrap_policy = wrap_shard_units();
     begin();
     FullyShardedDataParallel<UnitNet> model(defer_init([] { return std::make_shared<UnitNet>(); }),
                                             group, options);

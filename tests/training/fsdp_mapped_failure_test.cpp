@@ -104,7 +104,7 @@ struct MappedRank {
     model = std::make_unique<FullyShardedDataParallel<SideNet>>(
         net, group,
         FullyShardedDataParallelOptions{.form = ShardForm::kMapped,
-                                        .wrap_policy = wrap_by_size(1)});
+                                        .wrap_policy = wrap_shard_units()});
     require(model->form() == ShardForm::kMapped, "the shards are not mapped");
     optimizer = std::make_unique<ShardedOptimizer<InterruptedSgd>>(*model, 0.1);
   }

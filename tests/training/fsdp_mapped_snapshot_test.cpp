@@ -46,7 +46,7 @@ struct SnapshotNet : torch::nn::Module {
 struct SnapshotRank {
   SnapshotRank(const ProcessGroup& of, ShardForm form)
       : group(of),
-        model(net, group, {.form = form, .wrap_policy = wrap_by_size(1)}),
+        model(net, group, {.form = form, .wrap_policy = wrap_shard_units()}),
         optimizer(model, torch::optim::AdamWOptions(0.01)) {
     require(model.form() == form, "the wrapper has another form of shards");
   }

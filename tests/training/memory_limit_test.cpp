@@ -127,7 +127,7 @@ testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgrou
     const auto files = run.is_made_in_files ? FileMemory::open(run.offload->folder) : nullptr;
     FullyShardedDataParallel model{
         std::make_shared<WideMlp>(files.get()), group,
-        FullyShardedDataParallelOptions{.offload = run.offload, .wrap_policy = wrap_by_size(1)}};
+        FullyShardedDataParallelOptions{.offload = run.offload, .wrap_policy = wrap_shard_units()}};
     context.output = train_wide(model, model.parameters(),
                                 wide_rows_of(context.rank.value, membership.world_size));
     group.close();
@@ -166,7 +166,7 @@ void expect_state_in_files(int world_size) {
     FullyShardedDataParallel model{
         module, group,
         FullyShardedDataParallelOptions{.offload = FileOffload{.folder = folder.path()},
-                                        .wrap_policy = wrap_by_size(1)}};
+                                        .wrap_policy = wrap_shard_units()}};
     const auto in_pages = [](int64_t numel) { return FileMemory::in_pages(numel * 4); };
     const int64_t alignment = shard::FlatParametersOptions().alignment;
     const shard::FlatLayout layout({40 * 40, 40}, world_size,

@@ -191,7 +191,7 @@ TEST(ShardedEqualityLimit, AUnitThatOnlySomeRanksUseIsAnErrorOnAllRanks) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
     FullyShardedDataParallel model{
         std::make_shared<PartlyUsed>(), group,
-        FullyShardedDataParallelOptions{.num_prefetched = 0, .wrap_policy = wrap_by_size(1)}};
+        FullyShardedDataParallelOptions{.num_prefetched = 0, .wrap_policy = wrap_shard_units()}};
     const torch::Tensor x = torch::full({3, 4}, group.rank() == 0 ? 2.0 : 1.0);
     const std::string failure = testing::failure_of([&] { model(x).pow(2).mean().backward(); });
     testing::require(failure.starts_with("kInvalidArgument: ") &&

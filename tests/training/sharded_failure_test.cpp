@@ -228,7 +228,7 @@ class ShardedRank {
     }
     groups.all = watched(group_);
     FullyShardedDataParallelOptions options = strategy.fsdp;
-    options.wrap_policy = wrap_by_size(1);
+    options.wrap_policy = wrap_shard_units();
     const auto model = std::make_shared<FullyShardedDataParallel<WideNet>>(net, groups, options);
     const auto optimizer =
         std::make_shared<ShardedOptimizer<WatchedAdamW>>(*model, torch::optim::AdamWOptions(0.01));

@@ -60,7 +60,7 @@ Tensor rows_of(const ProcessGroup& group) {
 }
 
 FullyShardedDataParallelOptions every_layer() {
-  return {.wrap_policy = wrap_by_size(1)};
+  return {.wrap_policy = wrap_shard_units()};
 }
 
 using Sharded = FullyShardedDataParallel<Layers>;

@@ -201,6 +201,7 @@ Status configure_job(std::string_view command, const RunOptions& options, launch
       spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", options.default_prefix));
   spec.colour_prefix = os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal() &&
                        spec.environment.get_or("NO_COLOR", "").empty();
+  if (!options.strategy.empty()) spec.environment.set("CADRE_STRATEGY", options.strategy);
   if (!options.flight_folder.empty()) {
     spec.environment.set("CADRE_FLIGHT_RECORDS", options.flight_folder);
   }

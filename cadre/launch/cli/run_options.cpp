@@ -305,6 +305,13 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--dry-run", ""}, Origin::kCadre, set_flag<&RunOptions::is_dry_run>},
     AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
     AcceptedFlag{{"--flight-records", "FOLDER"}, Origin::kCadre, take_flight_folder},
+    // The program knows the strategies, and refuses others by name.
+    AcceptedFlag{{"--strategy", "NAME"},
+                 Origin::kCadre,
+                 [](const GivenOption& given, RunOptions& options) {
+                   options.strategy = given.value;
+                   return Status();
+                 }},
     AcceptedFlag{{"--token-file", "FILE"}, Origin::kCadre, take_text<&RunOptions::token_file>},
     AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},
     AcceptedFlag{{"--shutdown-timeout", "SECONDS"}, Origin::kTorchrun, take_shutdown_timeout},

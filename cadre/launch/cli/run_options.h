@@ -78,6 +78,7 @@ struct RunOptions {
   std::optional<BindingMode> binding;
   std::optional<int> input_rank;
   std::string flight_folder;  // empty: records stay in memory
+  std::string strategy;       // of cadre::Training in the program; empty: not given
   int max_restarts = 0;
   std::optional<Duration> shutdown_timeout;
   ParsedWords given;  // all options as they were given, among them JobCommand::own_options

@@ -193,6 +193,18 @@ TEST(RunOutput, AFlightRecordThatCannotBeWrittenIsAWarning) {
   EXPECT_EQ(result.error.find("rank=0"), std::string::npos) << result.error;
 }
 
+TEST(RunOutput, AWorkerLearnsTheStrategy) {
+  const auto strategy_with = [](std::vector<std::string> given) {
+    given.insert(given.begin(), "run");
+    for (const char* const word : {"--no-python", "/bin/sh", "-c", "echo =$CADRE_STRATEGY="}) {
+      given.emplace_back(word);
+    }
+    return run_cadre(given).output;
+  };
+  EXPECT_EQ(strategy_with({"--strategy", "fsdp"}), "[0] =fsdp=\n");
+  EXPECT_EQ(strategy_with({}), "[0] ==\n");
+}
+
 TEST(RunOutput, AboveInfoAGroupThatConnectsSaysNothing) {
   for (const char* level : {"", "warning", "error", "off"}) {
     const auto result = run_group(level);

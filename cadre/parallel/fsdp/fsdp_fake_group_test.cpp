@@ -32,7 +32,7 @@ TEST(FsdpOnFakeGroups, TrainsTheShardOfEachRankAlone) {
     const auto module = std::make_shared<testing::UnitMlp>();
     num_whole = num_elements(module->parameters());
     FullyShardedDataParallel<testing::UnitMlp> model(
-        module, world, FullyShardedDataParallelOptions{.wrap_policy = wrap_by_size(1)});
+        module, world, FullyShardedDataParallelOptions{.wrap_policy = wrap_shard_units()});
     ShardedOptimizer<AdamW> optimizer(model, torch::optim::AdamWOptions(0.01));
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();

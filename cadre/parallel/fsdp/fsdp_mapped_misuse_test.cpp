@@ -46,7 +46,7 @@ Tensor wide_rows(int step) {
 }
 
 FullyShardedDataParallelOptions in_form(ShardForm form) {
-  return {.form = form, .wrap_policy = wrap_by_size(1)};
+  return {.form = form, .wrap_policy = wrap_shard_units()};
 }
 
 struct WideRank {

@@ -21,7 +21,7 @@ TEST(FsdpMemory, IsThatOfTheRootAndTwoUnits) {
     const int64_t unit = bytes_of_linear(kWidth, 3);
     const int64_t root = bytes_of_linear(1, 3);
     const auto peak_of = [&](FullyShardedDataParallelOptions options) {
-      options.wrap_policy = wrap_by_size(1);
+      options.wrap_policy = wrap_shard_units();
       FullyShardedDataParallel model{std::make_shared<Tower>(6), group, options};
       EXPECT_EQ(model.full_bytes(), 0) << "after construction";
       train_wrapped(model, group, PlainSteps{});

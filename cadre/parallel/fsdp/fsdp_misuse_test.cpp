@@ -56,7 +56,7 @@ Tensor rows_of_chain(int rank) {
 }
 
 FullyShardedDataParallelOptions units_of_chain() {
-  return {.wrap_policy = wrap_by_size(1)};
+  return {.wrap_policy = wrap_shard_units()};
 }
 
 struct TrainedRank {
@@ -448,6 +448,14 @@ TEST(FsdpMisuse, WhatTheConstructorRefuses) {
     EXPECT_THAT(
         refusal(std::make_shared<Chain>(), DeviceMesh(group, {{"a", 1}, {"b", 1}, {"c", 1}})),
         HasSubstr("has 3 axes"));
+    const auto policy_options = [&](const ShardPrecision& precision) {
+      const WrapPolicy policy = wrap_by_type<torch::nn::LinearImpl>({.precision = precision});
+      return refusal(std::make_shared<Chain>(), group, {.wrap_policy = policy});
+    };
+    EXPECT_THAT(policy_options({.parameters = torch::kBFloat16}),
+                HasSubstr("another precision.parameters than the wrapper has, and only a "));
+    EXPECT_THAT(policy_options({.outputs = torch::kFloat}),
+                HasSubstr("another precision.outputs than the wrapper has, and only a "));
     const auto chain = std::make_shared<Chain>();
     fully_shard(chain->units[0], {.precision = ShardPrecision{.reduce = torch::kFloat}});
     EXPECT_THAT(refusal(chain, group), HasSubstr("another precision.reduce than the wrapper"));

@@ -46,7 +46,7 @@ struct SteppedModel {
           set_values(*made);
           return made;
         }()),
-        model(module, ranks, Options{.form = form, .wrap_policy = wrap_by_size(1)}),
+        model(module, ranks, Options{.form = form, .wrap_policy = wrap_shard_units()}),
         optimizer(model, torch::optim::AdamWOptions(0.01)) {}
 
   void backward(int step) { model(rows_of_rank(group.rank(), step)).pow(2).mean().backward(); }
@@ -167,7 +167,7 @@ TEST(FsdpStep, AShardThatIsFrozenOrUnfrozenIsRefused) {
       net->to(kDouble);
       set_values(*net);
       net->parameters().front().set_requires_grad(!is_frozen);
-      FullyShardedDataParallel<UnitMlp> model{net, group, {.wrap_policy = wrap_by_size(1)}};
+      FullyShardedDataParallel<UnitMlp> model{net, group, {.wrap_policy = wrap_shard_units()}};
       model(rows_of_rank(0, 0)).pow(2).mean().backward();
       Tensor shard = model.parameters().front();
       shard.set_requires_grad(is_frozen);

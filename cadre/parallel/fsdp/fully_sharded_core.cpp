@@ -278,7 +278,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   }
   units.push_back(std::move(unit));
   precisions.push_back(precision);
-  const bool is_own = options_of(assigned).precision.has_value();
+  const bool is_own = assigned.options.precision.has_value();
   if (!is_own) precisions.back().outputs.reset();  // the wrapper casts the root's outputs
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -81,11 +82,32 @@ struct FullyShardOptions {
 struct WrapCandidate {
   std::string name;  // "blocks.3"
   const torch::nn::Module& module;
+  // The modules around it: the model, then one inside of the other, and last the one that has
+  // registered the candidate.
+  std::span<const torch::nn::Module* const> around;
   int64_t numel;  // elements of its parameters, without those of units inside of it
   bool is_shard_unit;
 };
-// Returns whether the candidate becomes a unit. It is called for children before their parents.
-using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
+
+// The answer of a WrapPolicy: whether the candidate becomes a unit, and the options of that unit.
+class WrapChoice {
+ public:
+  // Both constructors convert, so that a policy can return a bool or options.
+  WrapChoice(bool is_unit) {  // NOLINT(google-explicit-constructor)
+    if (is_unit) options_.emplace();
+  }
+  WrapChoice(FullyShardOptions options)
+      : options_(options) {}  // NOLINT(google-explicit-constructor)
+
+  // Returns the options of the unit; nullopt if the candidate becomes none.
+  const std::optional<FullyShardOptions>& options() const { return options_; }
+
+ private:
+  std::optional<FullyShardOptions> options_;
+};
+
+// It is called for children before their parents. It must give the same answers on all ranks.
+using WrapPolicy = std::function<WrapChoice(const WrapCandidate& candidate)>;
 
 struct FullyShardedDataParallelOptions {
   // If this is kMapped, ranks on one host read each other's shards in place. kMapped needs a

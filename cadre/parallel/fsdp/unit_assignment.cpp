@@ -34,6 +34,7 @@ class Assigner {
 
   UnitAssignment run() {
     choose(root_, "");
+    around_.clear();
     assignment_.units.push_back({.name = "", .is_root = true});
     find_owners(root_, "", 0);
     find_ignored();
@@ -55,19 +56,22 @@ class Assigner {
   // parameters of the module that do not belong to one of these units.
   Keys choose(const Module& module, const std::string& name) {
     Keys held;
+    around_.push_back(&module);
     for (const auto& child : module.named_children()) {
       held.merge(choose(*child.value(), joined(name, child.key())));
     }
+    around_.pop_back();
     for (const at::Tensor& parameter : module.parameters(/*recurse=*/false)) {
       held.insert(parameter.unsafeGetTensorImpl());
       numel_[parameter.unsafeGetTensorImpl()] = parameter.numel();
     }
-    if (!is_chosen(module, name, held)) return held;
-    chosen_.insert(&module);
+    const std::optional<FullyShardOptions> options = choice_for(module, name, held).options();
+    if (!options) return held;
+    chosen_.try_emplace(&module, *options);
     return {};
   }
 
-  bool is_chosen(const Module& module, const std::string& name, const Keys& held) const {
+  WrapChoice choice_for(const Module& module, const std::string& name, const Keys& held) const {
     const auto* unit = dynamic_cast<const ShardUnitBase*>(&module);
     const bool is_declared = unit != nullptr && unit->binding().is_declared;
     if (unit != nullptr && unit->binding().is_sharded) {
@@ -83,12 +87,15 @@ class Assigner {
           "fully_shard() was called for the model itself. The parameters outside of its units are "
           "a unit by themselves: leave out this call, and pass its options to the wrapper");
     }
-    if (is_declared) return true;
+    if (is_declared) return unit->binding().options;
     if (!options_.wrap_policy || held.empty()) return false;
     int64_t numel = 0;
     for (const void* key : held) numel += numel_.at(key);
-    return options_.wrap_policy(
-        {.name = name, .module = module, .numel = numel, .is_shard_unit = unit != nullptr});
+    return options_.wrap_policy({.name = name,
+                                 .module = module,
+                                 .around = around_,
+                                 .numel = numel,
+                                 .is_shard_unit = unit != nullptr});
   }
 
   void find_owners(const Module& module, const std::string& name, size_t unit) {
@@ -122,7 +129,8 @@ class Assigner {
     const auto [found, is_new] = index_.try_emplace(&module, assignment_.units.size());
     if (is_new) {
       auto* unit = dynamic_cast<ShardUnitBase*>(const_cast<Module*>(&module));
-      assignment_.units.push_back({.name = name, .unit = unit, .parent = parent});
+      assignment_.units.push_back(
+          {.name = name, .unit = unit, .parent = parent, .options = chosen_.at(&module)});
     }
     return found->second;
   }
@@ -157,7 +165,8 @@ class Assigner {
   const Module& root_;
   const FullyShardedDataParallelOptions& options_;
   UnitAssignment assignment_;
-  std::set<const Module*> chosen_;
+  std::vector<const Module*> around_;  // the modules around the one that choose() is called for
+  std::unordered_map<const Module*, FullyShardOptions> chosen_;
   std::unordered_map<const Module*, size_t> index_;
   std::unordered_map<const void*, size_t> owner_;
   std::unordered_map<const void*, int64_t> numel_;

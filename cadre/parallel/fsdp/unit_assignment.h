@@ -25,8 +25,9 @@ namespace cadre::parallel {
 struct AssignedUnit {
   std::string name;  // the name of the module; "" for the root
   bool is_root = false;
-  ShardUnitBase* unit = nullptr;  // is null for the root and for a module that is no ShardUnit
-  size_t parent = 0;              // the index of the innermost unit around this one
+  ShardUnitBase* unit = nullptr;   // is null for the root and for a module that is no ShardUnit
+  size_t parent = 0;               // the index of the innermost unit around this one
+  FullyShardOptions options = {};  // those of fully_shard(), or else those of the policy
   // The parameters, each once, in the order of named_parameters(). A tied parameter has the first
   // of its names there.
   std::vector<NamedTensor> parameters = {};

@@ -125,7 +125,9 @@ TEST(UnitAssignment, AsksThePolicyForWhatIsNotDeclared) {
     }
     return names;
   };
-  EXPECT_THAT(units_with(wrap_by_size(12)), ElementsAre("", "first", "nest", "nest.inner"));
+  EXPECT_THAT(units_with(wrap_shard_units()), ElementsAre("", "first", "nest", "nest.inner"));
+  EXPECT_THAT(units_with(wrap_by_size(12)),
+              ElementsAre("", "first", "first.linear", "nest.inner.linear", "nest.linear", "head"));
   EXPECT_THAT(units_with(wrap_by_size(13)), ElementsAre("", "first", "nest"));
   EXPECT_THAT(units_with(wrap_by_size(25)), ElementsAre("", "first"));
   EXPECT_THAT(units_with(wrap_by_type<NestImpl>()), ElementsAre("", "first", "nest"));
@@ -136,6 +138,69 @@ TEST(UnitAssignment, AsksThePolicyForWhatIsNotDeclared) {
               ElementsAre("", "first"));
   EXPECT_THAT(asked, ElementsAre("first.linear 12", "nest.inner.linear 12", "nest.inner 12",
                                  "nest.linear 12", "nest 24", "head 12"));
+}
+
+std::vector<std::string> units_of(const std::shared_ptr<nn::Module>& model,
+                                  const WrapPolicy& policy) {
+  std::vector<std::string> names;
+  for (const parallel::AssignedUnit& unit :
+       parallel::assign_units(model, {.wrap_policy = policy}).units) {
+    if (!unit.is_root) names.push_back(unit.name);
+  }
+  return names;
+}
+
+TEST(UnitAssignment, FindsUnitsByTheirNames) {
+  const auto tree = std::make_shared<Tree>();
+  EXPECT_THAT(units_of(tree, wrap_by_name({"nest"})), ElementsAre("nest"));
+  EXPECT_THAT(units_of(tree, wrap_by_name({"*"})), ElementsAre("first", "nest", "head"));
+  EXPECT_THAT(units_of(tree, wrap_by_name({"*.linear"})),
+              ElementsAre("first.linear", "nest.linear"));
+  EXPECT_THAT(units_of(tree, wrap_by_name({"*.*.l*r", "h*"})),
+              ElementsAre("nest.inner.linear", "head"));
+  EXPECT_THAT(units_of(tree, wrap_by_name({"ne", "est", "nest.inn"})), ElementsAre());
+  EXPECT_THAT(error_of(
+                  [] {
+                    wrap_by_name({"first", ""});
+                  },
+                  ErrorCode::kInvalidArgument),
+              HasSubstr("a pattern is missing or empty"));
+}
+
+TEST(UnitAssignment, FindsTheLayersOfAModel) {
+  const auto model = std::make_shared<nn::Module>();
+  model->register_module("stem", nn::Linear(3, 3));
+  const nn::Sequential stage(nn::Linear(3, 3), nn::Tanh(), nn::Linear(3, 3));
+  nn::ModuleList stages;
+  stages->push_back(stage);
+  stages->push_back(nn::Linear(3, 3));
+  model->register_module("stages", stages);
+  const auto encoder = nn::TransformerEncoder(
+      nn::TransformerEncoderOptions(nn::TransformerEncoderLayerOptions(4, 2), 2));
+  model->register_module("encoder", encoder);
+  // A layer with a container of its own.
+  const auto block = std::make_shared<nn::Module>();
+  block->register_module("linear", nn::Linear(3, 3));
+  block->register_module("shortcut", nn::Sequential(nn::Linear(3, 3)));
+  nn::ModuleList blocks;
+  blocks->push_back(block);
+  model->register_module("blocks", blocks);
+  EXPECT_THAT(units_of(model, wrap_layers()),
+              ElementsAre("stages.0.0", "stages.0.2", "stages.1", "encoder.layers.0",
+                          "encoder.layers.1", "blocks.0"));
+  EXPECT_THAT(units_of(stages.ptr(), wrap_layers()), ElementsAre("0.0", "0.2", "1"));
+  EXPECT_THAT(units_of(stage.ptr(), wrap_layers()), ElementsAre("0", "2"));
+}
+
+TEST(UnitAssignment, GivesUnitsTheOptionsOfThePolicy) {
+  const auto tree = std::make_shared<Tree>();
+  fully_shard(tree->first, {.reshard = Reshard::kAfterReduction});
+  const WrapPolicy policy = wrap_by_name({"first", "head"}, {.reshard = Reshard::kAfterBackward});
+  const auto units = parallel::assign_units(tree, {.wrap_policy = policy}).units;
+  ASSERT_EQ(units.size(), 3U);
+  EXPECT_EQ(units[0].options.reshard, std::nullopt);
+  EXPECT_EQ(units[1].options.reshard, Reshard::kAfterReduction);
+  EXPECT_EQ(units[2].options.reshard, Reshard::kAfterBackward);
 }
 
 TEST(UnitAssignment, LeavesIgnoredParametersOut) {

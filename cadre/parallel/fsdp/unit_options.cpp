@@ -25,14 +25,9 @@ at::ScalarType compute_dtype_of(at::ScalarType dtype, std::optional<at::ScalarTy
   return c10::isFloatingType(dtype) ? parameters.value_or(dtype) : dtype;
 }
 
-const FullyShardOptions& options_of(const AssignedUnit& assigned) {
-  static const FullyShardOptions none;
-  return assigned.unit == nullptr ? none : assigned.unit->binding().options;
-}
-
 const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options) {
-  const std::optional<ShardPrecision>& own = options_of(assigned).precision;
+  const std::optional<ShardPrecision>& own = assigned.options.precision;
   return own ? *own : options.precision;
 }
 
@@ -43,7 +38,7 @@ ReshardChoice reshard_of(const AssignedUnit& assigned,
   if (assigned.is_root) {
     return checked_choice("options.reshard_root", options.reshard_root, size, shard);
   }
-  const FullyShardOptions& own = options_of(assigned);
+  const FullyShardOptions& own = assigned.options;
   return checked_choice(format("the reshard of unit \"{}\"", assigned.name),
                         own.reshard.value_or(options.reshard),
                         own.reshard_group_size ? own.reshard_group_size : size, shard);
@@ -115,9 +110,22 @@ void check_precision(const ShardPrecision& precision, const std::string& prefix,
   check("outputs", precision.outputs);
 }
 
+// Throws if a unit that is no ShardUnit would have to cast arguments or results of its forward().
+void check_casts(const AssignedUnit& unit, const ShardPrecision& own, const ShardPrecision& model) {
+  if (unit.unit != nullptr || (!own.outputs && own.parameters == model.parameters)) return;
+  refuse_model(format(
+      "the policy gives unit \"{}\" another precision.{} than the wrapper has, and only a "
+      "cadre::ShardUnit casts the arguments and results of its forward(): declare the module as "
+      "ShardUnit<M>, or leave this option out",
+      unit.name, own.outputs ? "outputs" : "parameters"));
+}
+
 void check_unit_options(const AssignedUnit& unit, const FullyShardedDataParallelOptions& options) {
-  const FullyShardOptions& own = options_of(unit);
-  if (own.precision) check_precision(*own.precision, "the ", format(" of unit \"{}\"", unit.name));
+  const FullyShardOptions& own = unit.options;
+  if (own.precision) {
+    check_precision(*own.precision, "the ", format(" of unit \"{}\"", unit.name));
+    check_casts(unit, *own.precision, options.precision);
+  }
   if (!own.reshard_group_size || own.reshard.value_or(options.reshard) == Reshard::kOntoGroup) {
     return;
   }
@@ -135,7 +143,7 @@ void check_group_size(const UnitAssignment& assignment,
     return;
   }
   const auto is_onto_group = [](const AssignedUnit& unit) {
-    return options_of(unit).reshard == Reshard::kOntoGroup;
+    return unit.options.reshard == Reshard::kOntoGroup;
   };
   if (std::ranges::any_of(assignment.units, is_onto_group)) return;
   refuse_model(
@@ -152,7 +160,7 @@ void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions&
     refuse_model(
         format("unit \"{}\" has another precision.reduce than the wrapper; gradients of all units "
                "are reduced in one dtype: set it in the wrapper's options, and the same dtype in "
-               "fully_shard()",
+               "the options of the unit",
                unit.name));
   }
   static_cast<void>(reshard_of(unit, options, shard));  // throws if the group size is not allowed

@@ -28,8 +28,6 @@ inline constexpr const char* kFullySharded = "FullyShardedDataParallel";
 // Returns the dtype that parameters get when they are gathered. dtype: the dtype of their shards.
 // parameters: ShardPrecision::parameters.
 at::ScalarType compute_dtype_of(at::ScalarType dtype, std::optional<at::ScalarType> parameters);
-// Returns the options of fully_shard() for the unit; unset for a unit that a policy has chosen.
-const FullyShardOptions& options_of(const AssignedUnit& assigned);
 const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options);
 // shard: the ranks that own shards of the unit.

@@ -14,6 +14,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/parallel/deferred/deferred_init.h"
 #include "cadre/parallel/fsdp/shard_unit.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/plan/memory_plan.h"
 
 namespace cadre {
@@ -81,8 +82,7 @@ TEST(ModelSizesOf, AModuleWithDeclaredUnits) {
 
 TEST(ModelSizesOf, ADeferredModuleAndAPolicy) {
   const auto net = defer_init([] { return std::make_shared<SizedNet>(); });
-  const ModelSizes sizes =
-      model_sizes_of(net, [](const WrapCandidate& module) { return module.is_shard_unit; });
+  const ModelSizes sizes = model_sizes_of(net, wrap_shard_units());
   ASSERT_EQ(sizes.units.size(), 3U);
   expect_sizes_of_net(sizes, 1, 2);
   EXPECT_TRUE(is_deferred(net->tied));

@@ -63,7 +63,7 @@ inline Tensor stack_rows(int rank) {
 }
 
 inline FullyShardedDataParallelOptions units_of_stack() {
-  return {.wrap_policy = wrap_by_size(1)};
+  return {.wrap_policy = wrap_shard_units()};
 }
 
 inline void on_two_ranks(const std::function<void(const ProcessGroup&)>& body) {

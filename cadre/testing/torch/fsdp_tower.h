@@ -120,7 +120,7 @@ inline Tensor rows_of(const ProcessGroup& group, int step) {
 }
 
 inline FullyShardedDataParallelOptions every_unit() {
-  return {.wrap_policy = wrap_by_size(1)};
+  return {.wrap_policy = wrap_shard_units()};
 }
 
 // Runs the forward and backward of one step, without the optimizer. `model` is the plain module or

@@ -48,7 +48,7 @@ Snapshot assembled_parameters(const FullyShardedDataParallel<M>& model, const Pr
 
 // Returns options with which every ShardUnit becomes a unit, whatever its size.
 inline FullyShardedDataParallelOptions all_units(const Case& test_case, int world_size) {
-  return {.wrap_policy = wrap_by_size(1),
+  return {.wrap_policy = wrap_shard_units(),
           .weighting = test_case.batch % world_size == 0 ? GradientWeighting::kEqual
                                                          : GradientWeighting::kSamples};
 }

@@ -222,7 +222,7 @@ struct ShardedProgram {
   }
   FullyShardedDataParallelOptions fsdp_options(const StrategyCase& /*strategy*/) const {
     FullyShardedDataParallelOptions fsdp = strategy.fsdp;
-    if (strategy.has_units) fsdp.wrap_policy = wrap_by_size(1);
+    if (strategy.has_units) fsdp.wrap_policy = wrap_shard_units();
     return fsdp;
   }
 

@@ -23,15 +23,16 @@
 #include "cadre/core/base/error.h"
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/reduction/data_parallel_module.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/zero/options.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/train/verify/batch_rows.h"
+#include "cadre/train/verify/reference_optimizer.h"
 #include "cadre/train/verify/stepped_training.h"
 #include "cadre/train/verify/strategy_case.h"
 #include "cadre/train/verify/verification.h"
-#include "cadre/train/verify/verified_optimizer.h"
 
 namespace cadre {
 
@@ -57,7 +58,7 @@ struct VerifyOptions {
   std::optional<double> clip_norm = {};
   // Used by fsdp and hsdp: says which ShardUnits are gathered and resharded as units. If empty, the
   // ShardUnits for which make_module() called fully_shard() are used.
-  WrapPolicy wrap_policy = [](const WrapCandidate& module) { return module.is_shard_unit; };
+  WrapPolicy wrap_policy = wrap_shard_units();
   // Is called on rank 0 with one line about what the verification is doing; may be an empty
   // function.
   std::function<void(std::string_view)> progress = {};
@@ -124,8 +125,8 @@ struct VerifyProgram {
       decltype(call_make_module(std::declval<MakeModule&>(), std::declval<const ProcessGroup&>()));
   using Module = typename MadeModule<Made>::Type;
   using Rows = std::remove_cvref_t<std::invoke_result_t<MakeBatch&, int64_t>>;
-  using PlainOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::Plain;
-  using RankOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::OnRanks;
+  using PlainOptimizer = typename verify::ReferenceOptimizer<OptimizerOptions>::Type;
+  using RankOptimizer = typename OptimizerOf<OptimizerOptions>::Type;
 
   // `group` is the group of the training for which the module is made.
   std::shared_ptr<Module> module(const ProcessGroup& group) {

@@ -48,7 +48,7 @@ namespace cadre {
 // (dropout): they differ between ranks. optimizer: options of AdamW, Adam, SGD, RMSprop, Adagrad or
 // Adadelta. All ranks must pass equal arguments.
 template <MakesModule MakeModule, std::invocable<int64_t> MakeBatch, typename Loss,
-          verify::VerifiableOptions OptimizerOptions>
+          OptionsOfOptimizer OptimizerOptions>
 VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module,
                                MakeBatch make_batch, Loss loss, const OptimizerOptions& optimizer,
                                const VerifyOptions& options = {}) {

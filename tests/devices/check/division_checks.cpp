@@ -48,7 +48,7 @@ double largest_difference(const std::vector<Tensor>& found, const std::vector<Te
 Finding check_fsdp(const Check& check, const ProcessGroup& world) {
   const testing::TrainingProgram program{"plain"};
   FullyShardedDataParallel<testing::UnitNet> model(testing::net_on(check.device), world,
-                                                   {.wrap_policy = wrap_by_size(1)});
+                                                   {.wrap_policy = wrap_shard_units()});
   ShardedOptimizer<AdamW> optimizer(model, testing::adamw());
   testing::train_on_rows(program, model, optimizer, world, check.device);
   return finding_of(

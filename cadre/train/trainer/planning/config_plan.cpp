@@ -12,6 +12,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/train/data/text_corpus.h"
 #include "cadre/train/trainer/config/config_fields.h"
 #include "cadre/train/trainer/models/image_classifier.h"
@@ -152,8 +153,7 @@ bool fits(const Config& config, const Processes& processes) {
 ModelSizes sizes_of_model(const Config& config) {
   const MetaScope scope;
   const std::shared_ptr<Model> model = make_model(config);
-  ModelSizes sizes =
-      model_sizes_of(model, [](const WrapCandidate& module) { return module.is_shard_unit; });
+  ModelSizes sizes = model_sizes_of(model, wrap_shard_units());
   for (const auto& parameter : model->named_parameters()) {
     if (parameter.value().is_meta()) continue;
     throw Error(ErrorCode::kInternal,

@@ -11,16 +11,6 @@ OptimizerChoice::OptimizerChoice(const OptimizerConfig& given, const torch::nn::
   }
 }
 
-// No model of the trainer registers a tensor twice, so each parameter occurs once in the list.
-SteppedParameters stepped_parameters(const torch::nn::Module& module,
-                                     const OptimizerChoice& choice) {
-  SteppedParameters stepped;
-  for (const auto& parameter : module.named_parameters()) {
-    stepped.add(parameter.value(), choice.decayed.contains(parameter.key()));
-  }
-  return stepped;
-}
-
 SteppedParameters stepped_parameters(const std::vector<ParameterShard>& shards,
                                      const OptimizerChoice& choice) {
   SteppedParameters stepped;

@@ -57,8 +57,6 @@ struct SteppedParameters {
     return others.empty() ? c10::Device(c10::DeviceType::CPU) : others.front().device();
   }
 };
-SteppedParameters stepped_parameters(const torch::nn::Module& module,
-                                     const OptimizerChoice& choice);
 SteppedParameters stepped_parameters(const std::vector<ParameterShard>& shards,
                                      const OptimizerChoice& choice);
 

@@ -7,19 +7,15 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/shard/sharded_norm.h"
-#include "cadre/parallel/shard/sharded_optimizer.h"
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/group/operands/dtype.h"
-#include "cadre/tensor/hooks/autograd_hooks.h"
-#include "cadre/tensor/hooks/gradient_norm.h"
 #include "cadre/train/trainer/models/gpt.h"
 #include "cadre/train/trainer/strategy/model_division.h"
 #include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/pipelined.h"
 #include "cadre/train/trainer/tasks/task.h"
+#include "cadre/train/training/training.h"
 
 namespace cadre::train {
 namespace {
@@ -32,123 +28,6 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
     guard.emplace(wrapper.no_sync({.losses_are_weighted = true}));
   }
 }
-
-// Runs the backward. If it throws, releases the autograd graph, which libtorch would otherwise
-// keep: its nodes hold groups of the run, which must be closed with the run even if the process
-// continues.
-void run_backward(const at::Tensor& loss) {
-  try {
-    loss.backward();
-  } catch (...) {
-    wrap::release_failed_backward();
-    throw;
-  }
-}
-
-// The strategy "single": one process with the plain model.
-class Single final : public ForwardStrategy {
- public:
-  Single(std::shared_ptr<Model> model, const OptimizerChoice& choice)
-      : model_(std::move(model)),
-        optimizer_(make_optimizer(stepped_parameters(*model_, choice), choice.config)) {}
-
-  at::Tensor forward(const at::Tensor& data, int64_t /*num_samples*/) override {
-    return model_->forward(data);
-  }
-  at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
-  void set_accumulating(bool /*on*/) override {}
-  void set_training(bool on) override { model_->train(on); }
-  void set_rows(const SampledRows& rows) override { model_->set_rows(rows); }
-  Model& model() override { return *model_; }
-  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
-  double clip_gradients(double max_norm) override {
-    return clip_grad_norm_(model_->parameters(), max_norm);
-  }
-  SnapshotParts parts() const override { return parts_of(*model_); }
-
- private:
-  std::shared_ptr<Model> model_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
-};
-
-// The common base of ddp, zero1 and zero2: each rank has a replica of the whole model.
-class Replicated : public ForwardStrategy {
- public:
-  Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& group,
-             const DistributedDataParallelOptions& options)
-      : model_(model, group, options), weighting_(options.weighting) {}
-
-  at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
-    if (weighting_ == GradientWeighting::kSamples) model_.set_num_samples(num_samples);
-    return model_.forward(data);
-  }
-  at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
-  void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
-  void set_training(bool on) override { model_.module()->train(on); }
-  void set_rows(const SampledRows& rows) override { model_.module()->set_rows(rows); }
-  Model& model() override { return *model_.module(); }
-  double clip_gradients(double max_norm) override {
-    return clip_grad_norm_(model_.parameters(), max_norm);
-  }
-  SnapshotParts parts() const override { return parts_of(*model_.module()); }
-  std::optional<BucketLayout> learned_layout() const override { return model_.learned_layout(); }
-
- protected:
-  DistributedDataParallel<Model> model_;
-
- private:
-  GradientWeighting weighting_;
-  std::optional<NoSync> no_sync_;
-};
-
-class Ddp final : public Replicated {
- public:
-  Ddp(const std::shared_ptr<Model>& model, const ProcessGroup& group,
-      const DistributedDataParallelOptions& options, const OptimizerChoice& choice)
-      : Replicated(model, group, options),
-        optimizer_(make_optimizer(stepped_parameters(*model, choice), choice.config)) {}
-
-  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
-
- private:
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
-};
-
-// Implements zero1 and zero2: each rank updates its shard of the parameters and receives the other
-// shards from their owners.
-template <typename O>
-class Zero final : public Replicated {
- public:
-  template <typename Options>
-  Zero(const std::shared_ptr<Model>& model, const ProcessGroup& group,
-       const DistributedDataParallelOptions& wrapping, const SteppedParameters& parameters,
-       const Options& options)
-      : Replicated(model, group, wrapping),
-        // infer() calls the model directly, without the wrapper that would wait for the new
-        // parameters, so step() must wait for them.
-        optimizer_(model_, groups_of(parameters, options), Options(options.lr()),
-                   {.wait_in_step = true}) {}
-
-  torch::optim::Optimizer& optimizer() override { return optimizer_; }
-  torch::optim::Optimizer& local_optimizer() override { return optimizer_.local_optimizer(); }
-  std::vector<ParameterShard> gradient_shards() const override {
-    if (optimizer_.stage() == ZeroStage::kShardedGradients) return owned_shards();
-    return {};
-  }
-  std::vector<ParameterShard> owned_shards() const override {
-    return optimizer_.parameter_shards();
-  }
-  double clip_gradients(double max_norm) override {
-    return optimizer_.stage() == ZeroStage::kShardedGradients
-               ? clip_grad_norm_(model_, max_norm)
-               : Replicated::clip_gradients(max_norm);
-  }
-  SnapshotParts parts() const override { return parts_of(owned_shards(), *model_.module()); }
-  bool holds_parts() const override { return true; }
-
- private:
-  ZeroRedundancyOptimizer<O> optimizer_;
-};
 
 at::ScalarType dtype_of(const std::string& name) {
   return to_scalar_type(parse_dtype(name).value());
@@ -174,72 +53,83 @@ FullyShardedDataParallelOptions sharding_options(const Config& whole, const c10:
   if (config.reduce_dtype != config.parameter_dtype) {
     options.precision.reduce = dtype_of(config.reduce_dtype);
   }
-  options.wrap_policy = [](const WrapCandidate& module) { return module.is_shard_unit; };
+  options.wrap_policy = wrap_shard_units();
   return options;
 }
 
-class FullySharded final : public ForwardStrategy {
+// The strategies single, ddp, zero1, zero2, fsdp and hsdp.
+template <typename Options, typename O>
+class WholeLayers final : public ForwardStrategy {
  public:
-  template <typename Ranks>
-  FullySharded(const std::shared_ptr<Model>& model, const Ranks& ranks, const Config& config,
-               const OptimizerChoice& choice, const c10::Device& device)
-      : model_(model, ranks, sharding_options(config, device)), weighting_(weighting_of(config)) {
-    const SteppedParameters parameters = stepped_parameters(model_.parameter_shards(), choice);
-    optimizer_ =
-        with_optimizer(choice.config, parameters.device(),
-                       [&]<typename O, typename Options>(
-                           std::type_identity<O>,
-                           const Options& options) -> std::unique_ptr<torch::optim::Optimizer> {
-                         return std::make_unique<ShardedOptimizer<O>>(
-                             model_, groups_of(parameters, options), Options(options.lr()));
-                       });
-  }
+  using Wrapped = Training<Model, Options, O>;
+
+  WholeLayers(const std::shared_ptr<Model>& model, const Ranks& ranks, const Options& optimizer,
+              const TrainingOptions& options, const typename Wrapped::Groups& groups)
+      : training_(model, optimizer, ranks, options, groups),
+        counts_samples_(options.ddp.weighting == GradientWeighting::kSamples) {}
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
-    if (weighting_ == GradientWeighting::kSamples) model_.set_num_samples(num_samples);
-    return model_.forward(data);
+    if (counts_samples_) {
+      training_.with_wrapper([&](auto& wrapper) { wrapper.set_num_samples(num_samples); });
+    }
+    return training_(data);
   }
-  at::Tensor infer(const at::Tensor& data) override { return model_.forward(data); }
-  bool has_whole_model() const override { return false; }
-  void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
-  void set_training(bool on) override { model_.module()->train(on); }
-  void set_rows(const SampledRows& rows) override { model_.module()->set_rows(rows); }
-  Model& model() override { return *model_.module(); }
-  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
-  std::vector<ParameterShard> gradient_shards() const override { return model_.parameter_shards(); }
-  double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
-  SnapshotParts parts() const override {
-    return parts_of(model_.parameter_shards(), *model_.module());
+  // Calls a whole model without its wrapper, because ranks evaluate different numbers of batches.
+  at::Tensor infer(const at::Tensor& data) override {
+    return has_whole_model() ? training_->forward(data) : training_(data);
   }
-  bool holds_parts() const override { return true; }
+  bool has_whole_model() const override { return !has_units(training_.strategy()); }
+  void set_accumulating(bool on) override {
+    training_.with_wrapper([&](auto& wrapper) { set_guard(no_sync_, on, wrapper); });
+  }
+  void set_training(bool on) override { training_.train(on); }
+  void set_rows(const SampledRows& rows) override { training_->set_rows(rows); }
+  Model& model() override { return *training_.module(); }
+  torch::optim::Optimizer& optimizer() override { return training_.optimizer(); }
+  torch::optim::Optimizer& local_optimizer() override { return training_.local_optimizer(); }
+  std::vector<ParameterShard> gradient_shards() const override {
+    if (training_.strategy() == DataStrategy::kZero1) return {};
+    return owned_shards();
+  }
+  std::vector<ParameterShard> owned_shards() const override { return training_.parameter_shards(); }
+  double clip_gradients(double max_norm) override { return training_.clip_grad_norm_(max_norm); }
+  SnapshotParts parts() const override { return training_.parts(); }
+  bool holds_parts() const override { return !owned_shards().empty(); }
+  std::optional<BucketLayout> learned_layout() const override {
+    return training_.with_wrapper([](const auto& wrapper) { return wrapper.learned_layout(); });
+  }
 
  private:
-  FullyShardedDataParallel<Model> model_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  GradientWeighting weighting_;
+  Wrapped training_;
+  bool counts_samples_;
   std::optional<NoSync> no_sync_;
 };
 
-// Makes ddp, zero1 or zero2 for the ranks that have different rows; makes "single" if that is one
-// rank.
+// Makes parallel.strategy for the ranks that have different rows; makes "single" if that is one
+// rank of a divided model.
 std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
                                                     const std::shared_ptr<Model>& model,
-                                                    const ProcessGroup& group,
+                                                    const Ranks& ranks, const RunLayout& layout,
                                                     std::optional<BucketLayout> buckets,
                                                     const OptimizerChoice& choice) {
-  const DataStrategy strategy = data_strategy(config.parallel);
-  DistributedDataParallelOptions options = {.weighting = weighting_of(config),
-                                            .layout = std::move(buckets)};
-  if (strategy == DataStrategy::kZero2) options.gradients = GradientPlacement::kSharded;
-  if (strategy != DataStrategy::kZero1 && strategy != DataStrategy::kZero2) {
-    return std::make_unique<Ddp>(model, group, options, choice);
-  }
-  const SteppedParameters parameters = stepped_parameters(*model, choice);
+  TrainingOptions options;
+  options.strategy = data_strategy(config.parallel);
+  options.ddp = {.weighting = weighting_of(config), .layout = std::move(buckets)};
+  // infer() calls the model without the wrapper, which would wait for the updated parameters.
+  options.zero = {.wait_in_step = true};
+  options.fsdp = sharding_options(config, layout.device);
   return with_optimizer(
-      choice.config, parameters.device(),
+      choice.config, layout.device,
       [&]<typename O, typename Options>(
           std::type_identity<O>, const Options& of_steps) -> std::unique_ptr<ForwardStrategy> {
-        return std::make_unique<Zero<O>>(model, group, options, parameters, of_steps);
+        Options without_decay = of_steps;
+        without_decay.weight_decay(0);
+        const auto is_not_decayed = [&choice](const WholeParameter& parameter) {
+          return !choice.decayed.contains(parameter.name);
+        };
+        return std::make_unique<WholeLayers<Options, O>>(
+            model, ranks, of_steps, options,
+            std::vector{ParameterGroup<Options>{is_not_decayed, without_decay}});
       });
 }
 
@@ -328,15 +218,12 @@ std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
   if (layout.degrees.pipeline > 1) return std::make_unique<Pipelined>(config, *gpt, layout, choice);
   const ParallelConfig& parallel = config.parallel;
   ModelDivision division(*gpt, {gpt}, layout, config);
-  std::unique_ptr<ForwardStrategy> replicas;
-  if (has_units(data_strategy(parallel))) {
-    const DeviceMesh shards = layout.mesh->slice(data_axis_names(parallel));
-    replicas = std::make_unique<FullySharded>(model, shards, config, choice, layout.device);
-  } else {
-    replicas =
-        make_data_strategy(config, model, layout.mesh->group("dp"), std::move(buckets), choice);
-  }
-  return std::make_unique<Divided>(std::move(replicas), std::move(division));
+  const Ranks replicas = has_units(data_strategy(parallel))
+                             ? Ranks(layout.mesh->slice(data_axis_names(parallel)))
+                             : Ranks(layout.mesh->group("dp"));
+  return std::make_unique<Divided>(
+      make_data_strategy(config, model, replicas, layout, std::move(buckets), choice),
+      std::move(division));
 }
 
 }  // namespace
@@ -345,17 +232,9 @@ std::unique_ptr<Strategy> make_strategy(const Config& config, const std::shared_
                                         const RunLayout& layout,
                                         std::optional<BucketLayout> buckets) {
   if (layout.mesh) return make_divided_strategy(config, model, layout, std::move(buckets));
-  const ParallelConfig& parallel = config.parallel;
   const OptimizerChoice choice(config.optimizer, *model);
-  const DataStrategy strategy = data_strategy(parallel);
-  if (strategy == DataStrategy::kSingle) return std::make_unique<Single>(model, choice);
-  if (strategy == DataStrategy::kFsdp) {
-    return std::make_unique<FullySharded>(model, layout.world, config, choice, layout.device);
-  }
-  if (strategy == DataStrategy::kHsdp) {
-    return std::make_unique<FullySharded>(model, *layout.replicas, config, choice, layout.device);
-  }
-  return make_data_strategy(config, model, layout.world, std::move(buckets), choice);
+  const Ranks ranks = layout.replicas ? Ranks(*layout.replicas) : Ranks(layout.world);
+  return make_data_strategy(config, model, ranks, layout, std::move(buckets), choice);
 }
 
 void Strategy::step(double learning_rate) {
@@ -393,13 +272,13 @@ ScalarSum ForwardStrategy::backward(const Task& task, const Batch& batch,
     const double whole = is_empty ? 0 : 1;
     const double share = options.num_parts == 1 ? whole : share_of_step(end - begin, num_samples);
     if (share == 0) {
-      run_backward(output.sum() * 0);  // the mean over no samples is NaN
+      training::run_backward(output.sum() * 0);  // the mean over no samples is NaN
       continue;
     }
     at::Tensor mean =
         with_auxiliary_loss(loss(task, output, batch.target.slice(0, begin, end)), model());
     if (share < 1) mean = mean * share;
-    run_backward(mean);
+    training::run_backward(mean);
     mean_loss.add(mean);
   }
   mean_loss.begin_copy();

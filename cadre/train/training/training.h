@@ -1,0 +1,344 @@
+// One program for every strategy of data parallelism. A Training wraps a module and its optimizer
+// as its options say, or as the environment variable CADRE_STRATEGY says, so the same program
+// trains in one process, with DistributedDataParallel, with ZeRO or with FullyShardedDataParallel.
+// The program calls it as it calls the module, then backward() and step(); an example is in
+// <cadre/training.h>. The gradients are those of the mean over the samples of all ranks, so the
+// results are those of one process with the whole batch.
+//
+// Threads: one. Blocking: the constructor, calls of the model, backward(), step(), mean(), save()
+// and load() are collective, until the group's deadline. Lifetime: keeps the module and the groups.
+// Errors: kInvalidArgument for options (training_options.h) and for modules that a wrapper refuses;
+// those of the wrappers, the optimizers and the snapshots. Source: Accelerate's Accelerator and
+// Lightning's Fabric; DeepSpeed's engine for step(inputs, targets, loss).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/hooks/autocast.h"
+#include "cadre/tensor/hooks/map_tensors.h"
+#include "cadre/tensor/mesh/ranks.h"
+#include "cadre/tensor/optim/optimizer_of.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/snapshot_folder.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
+#include "cadre/train/data/data_loader.h"
+#include "cadre/train/training/training_options.h"
+
+namespace cadre {
+
+// A parameter of the module before it is divided.
+struct WholeParameter {
+  const std::string& name;
+  at::IntArrayRef sizes;
+};
+
+// The parameters to which other options of the optimizer apply: those for which `contains` returns
+// true and that are in no earlier group.
+template <typename Options>
+struct ParameterGroup {
+  std::function<bool(const WholeParameter& parameter)> contains;
+  Options options;
+};
+
+// What a step has computed.
+struct StepResult {
+  at::Tensor loss;  // shape (): this rank's mean loss, without a graph
+  // The norm of all gradients before they were scaled; nullopt without TrainingOptions::max_norm.
+  std::optional<double> norm;
+};
+
+namespace training {
+
+// Returns for each parameter, by name, the index of the first group that contains it; the number of
+// groups if none does.
+using GroupOfParameter = std::map<std::string, size_t>;
+CADRE_EXPORT GroupOfParameter
+group_of_parameters(const torch::nn::Module& module,
+                    std::span<const std::function<bool(const WholeParameter& parameter)>> groups);
+
+// Runs the backward. If it throws, releases the graph, which libtorch would otherwise keep.
+CADRE_EXPORT void run_backward(const at::Tensor& loss);
+
+// Returns the numbers of rows of the parts into which a batch is divided. Throws if the tensors
+// have different numbers of rows.
+CADRE_EXPORT std::vector<int64_t> rows_of_parts(const at::Tensor& inputs, const at::Tensor& targets,
+                                                int64_t num_parts);
+
+CADRE_EXPORT FullyShardedDataParallelOptions with_units(FullyShardedDataParallelOptions options);
+
+// Saves, and loads the model and the optimizer.
+CADRE_EXPORT void save(SnapshotFolder& folder, int64_t step, SnapshotParts parts,
+                       const torch::optim::Optimizer& optimizer, const TrainingDivision& division);
+CADRE_EXPORT LoadedSnapshot load(const std::string& path, const SnapshotParts& parts,
+                                 torch::optim::Optimizer& optimizer,
+                                 const TrainingDivision& division);
+
+}  // namespace training
+
+// M: a torch::nn::Module with a forward() of any arguments. Options: those of an optimizer, such as
+// torch::optim::AdamWOptions. O: the optimizer, which works element by element.
+template <typename M, OptionsOfOptimizer Options, typename O = typename OptimizerOf<Options>::Type>
+class Training {
+ public:
+  using Groups = std::vector<ParameterGroup<Options>>;
+
+  // optimizer: the options of all parameters that are in no group. ranks: a group or a mesh of one
+  // axis; for hsdp also a mesh of two axes (replicate, then shard). Broadcasts rank 0's values.
+  // The module may be one of defer_init().
+  Training(const std::shared_ptr<M>& module, const Options& optimizer, const Ranks& ranks,
+           TrainingOptions options = {}, const Groups& groups = {})
+      : options_(std::move(options)),
+        division_(ranks, options_),
+        optimizer_(optimizer),
+        groups_(groups),
+        group_of_parameter_(grouped(module)),
+        model_(make_model(module)),
+        updates_(make_optimizer()) {}
+  // Takes a module holder, for example Net of TORCH_MODULE(Net) or torch::nn::Sequential.
+  template <ModuleHolder Holder>
+    requires std::is_same_v<typename Holder::ContainedType, M>
+  Training(const Holder& module, const Options& optimizer, const Ranks& ranks,
+           TrainingOptions options = {}, const Groups& groups = {})
+      : Training(module.is_empty() ? nullptr : module.ptr(), optimizer, ranks, std::move(options),
+                 groups) {}
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+
+  // Calls the module, on this rank's rows of a batch.
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    return with_wrapper([&](auto& model) {
+      using Output = decltype(model(std::forward<Args>(args)...));
+      if constexpr (!std::is_void_v<Output>) {
+        if (options_.autocast) {
+          const Autocast autocast(*options_.autocast);
+          Output output = model(std::forward<Args>(args)...);
+          wrap::replace_tensors(output, [this](const at::Tensor& tensor) {
+            return tensor.scalar_type() == *options_.autocast ? tensor.to(at::kFloat) : tensor;
+          });
+          return output;
+        }
+      }
+      return model(std::forward<Args>(args)...);
+    });
+  }
+
+  // Computes the gradients of this rank's mean loss, and reduces them to those of the mean over the
+  // samples of all ranks.
+  void backward(const at::Tensor& loss) { training::run_backward(loss); }
+  // Computes the gradients in parts; see DataParallelModule::backward_in_parts().
+  template <typename LossOf>
+  at::Tensor backward_in_parts(std::span<const int64_t> num_samples, const LossOf& loss_of) {
+    return with_wrapper([&](auto& model) { return model.backward_in_parts(num_samples, loss_of); });
+  }
+  // Updates the parameters and clears the gradients. Before that it scales the gradients, if
+  // TrainingOptions::max_norm is set, and returns their norm before the scaling.
+  std::optional<double> step() {
+    std::optional<double> norm;
+    if (options_.max_norm) norm = clip_grad_norm_(*options_.max_norm);
+    optimizer().step();
+    zero_grad();
+    return norm;
+  }
+  // One step on this rank's rows of a batch: forward and backward of TrainingOptions::num_parts
+  // parts, then step(). inputs, targets: tensors (rows, ...) with equal numbers of rows. A part may
+  // have no rows, if the module accepts that. loss(output, target) returns the mean over the rows.
+  template <typename Loss>
+  StepResult step(const at::Tensor& inputs, const at::Tensor& targets, const Loss& loss) {
+    const std::vector<int64_t> num_rows =
+        training::rows_of_parts(inputs, targets, options_.num_parts);
+    int64_t begin = 0;
+    const at::Tensor mean = backward_in_parts(num_rows, [&](size_t part) -> at::Tensor {
+      const int64_t first = std::exchange(begin, begin + num_rows[part]);
+      const at::Tensor output = forward(inputs.narrow(0, first, num_rows[part]));
+      return loss(output, targets.narrow(0, first, num_rows[part]));
+    });
+    return {.loss = mean.detach(), .norm = step()};
+  }
+
+  // Clears the gradients.
+  void zero_grad() {
+    with_wrapper([](auto& model) { model.zero_grad(); });
+  }
+  // Scales the gradients such that their norm over all ranks is at most max_norm. Returns the norm
+  // before the scaling.
+  double clip_grad_norm_(double max_norm) {
+    return with_wrapper([&](auto& model) { return cadre::clip_grad_norm_(model, max_norm); });
+  }
+  // Returns the mean over the samples of all ranks of a value that is the mean over this rank's
+  // samples of the last forward, or of all parts of the last step.
+  double mean(const at::Tensor& value) {
+    return with_wrapper([&](auto& model) { return model.mean_over_ranks(value); });
+  }
+
+  void train(bool on = true) { module()->train(on); }
+  void eval() { module()->eval(); }
+  M* operator->() const { return module().get(); }
+  const std::shared_ptr<M>& module() const {
+    return std::visit([](const auto& model) -> const std::shared_ptr<M>& { return model.module(); },
+                      model_);
+  }
+  DataStrategy strategy() const { return division_.strategy(); }
+
+  // Returns the optimizer, for example for a scheduler. Its parameters are this rank's shards under
+  // fsdp and hsdp.
+  torch::optim::Optimizer& optimizer() {
+    return std::visit([](auto& updates) -> torch::optim::Optimizer& { return *updates; }, updates_);
+  }
+
+  // Makes a loader whose batches the ranks divide. options.ranks is ignored.
+  template <std::derived_from<Dataset> D>
+  DataLoader loader(D dataset, DataLoaderOptions options) const {
+    options.ranks = division_.ranks().group();
+    return make_data_loader(std::move(dataset), options);
+  }
+
+  // Returns call(wrapper) with the DistributedDataParallel or FullyShardedDataParallel of the
+  // module, for what only wrappers have, such as no_sync() and set_num_samples().
+  template <typename Call>
+  auto with_wrapper(const Call& call) {
+    return std::visit([&](auto& model) { return call(model); }, model_);
+  }
+  template <typename Call>
+  auto with_wrapper(const Call& call) const {
+    return std::visit([&](const auto& model) { return call(model); }, model_);
+  }
+  // Returns the shards that this rank updates; an empty list under single and ddp, where it updates
+  // whole parameters.
+  std::vector<ParameterShard> parameter_shards() const {
+    if (const auto* const sharded = std::get_if<Sharded>(&model_)) {
+      return sharded->parameter_shards();
+    }
+    if (const auto* const zero = std::get_if<std::unique_ptr<Zero>>(&updates_)) {
+      return (*zero)->parameter_shards();
+    }
+    return {};
+  }
+  // Returns the optimizer of the tensors of parts(), which differs from optimizer() under zero1 and
+  // zero2.
+  torch::optim::Optimizer& local_optimizer() {
+    if (const auto* const zero = std::get_if<std::unique_ptr<Zero>>(&updates_)) {
+      return (*zero)->local_optimizer();
+    }
+    return optimizer();
+  }
+
+  // Returns this rank's tensors of the model, without the state of the optimizer.
+  SnapshotParts parts() const {
+    const std::vector<ParameterShard> shards = parameter_shards();
+    return shards.empty() ? parts_of(*module()) : parts_of(shards, *module());
+  }
+  // Saves model and optimizer, and `extra`, a JSON object of the program. All ranks pass the same
+  // step.
+  void save(SnapshotFolder& folder, int64_t step, std::string extra = "{}") {
+    SnapshotParts saved = parts();
+    saved.extra = std::move(extra);
+    training::save(folder, step, std::move(saved), local_optimizer(), division_);
+  }
+  // Loads model and optimizer of a snapshot, which may come from another strategy and from another
+  // number of ranks.
+  LoadedSnapshot load(const std::string& path) {
+    return training::load(path, parts(), local_optimizer(), division_);
+  }
+
+ private:
+  using Replicated = DistributedDataParallel<M>;
+  using Sharded = FullyShardedDataParallel<M>;
+  using Zero = ZeroRedundancyOptimizer<O>;
+
+  training::GroupOfParameter grouped(const std::shared_ptr<M>& module) const {
+    if (module == nullptr || groups_.empty()) return {};
+    std::vector<std::function<bool(const WholeParameter&)>> contains;
+    for (const ParameterGroup<Options>& group : groups_) contains.push_back(group.contains);
+    return training::group_of_parameters(*module, contains);
+  }
+
+  std::variant<Replicated, Sharded> make_model(const std::shared_ptr<M>& module) {
+    if (has_units(strategy())) {
+      return Sharded(module, division_.ranks(), training::with_units(options_.fsdp));
+    }
+    DistributedDataParallelOptions ddp = options_.ddp;
+    ddp.gradients = strategy() == DataStrategy::kZero2 ? GradientPlacement::kSharded
+                                                       : GradientPlacement::kReplicated;
+    return Replicated(module, division_.ranks(), ddp);
+  }
+
+  using Updates =
+      std::variant<std::unique_ptr<O>, std::unique_ptr<Zero>, std::unique_ptr<ShardedOptimizer<O>>>;
+  Updates make_optimizer() {
+    if (auto* const sharded = std::get_if<Sharded>(&model_)) {
+      std::vector<NamedTensor> shards;
+      for (const ParameterShard& shard : sharded->parameter_shards()) {
+        shards.push_back({shard.name, shard.values});
+      }
+      return std::make_unique<ShardedOptimizer<O>>(*sharded, optimizer_groups(shards), defaults());
+    }
+    auto& replicated = std::get<Replicated>(model_);
+    const auto groups = optimizer_groups(distinct_parameters(*replicated.module()));
+    if (strategy() == DataStrategy::kZero1 || strategy() == DataStrategy::kZero2) {
+      return std::make_unique<Zero>(replicated, groups, defaults(), options_.zero);
+    }
+    return std::make_unique<O>(groups, defaults());
+  }
+
+  // torch::optim replaces an option of a group that equals the default of its class by the default
+  // of the optimizer. So every option is set in the groups, and the optimizer has the defaults of
+  // the class.
+  Options defaults() const { return Options(optimizer_.lr()); }
+
+  std::vector<torch::optim::OptimizerParamGroup> optimizer_groups(
+      const std::vector<NamedTensor>& parameters) const {
+    std::vector<std::vector<at::Tensor>> members(groups_.size() + 1);
+    for (const NamedTensor& parameter : parameters) {
+      const size_t group = groups_.empty() ? 0 : group_of_parameter_.at(parameter.name);
+      members[group].push_back(parameter.tensor);
+    }
+    std::vector<torch::optim::OptimizerParamGroup> made;
+    for (size_t i = 0; i < members.size(); ++i) {
+      made.emplace_back(
+          std::move(members[i]),
+          std::make_unique<Options>(i < groups_.size() ? groups_[i].options : optimizer_));
+    }
+    return made;
+  }
+
+  TrainingOptions options_;
+  TrainingDivision division_;
+  Options optimizer_;
+  Groups groups_;
+  training::GroupOfParameter group_of_parameter_;
+  std::variant<Replicated, Sharded> model_;
+  Updates updates_;
+};
+
+template <ModuleHolder Holder, typename Options, typename... Rest>
+Training(const Holder&, const Options&, Rest&&...)
+    -> Training<typename Holder::ContainedType, Options>;
+template <typename M, typename Options, typename... Rest>
+Training(const std::shared_ptr<M>&, const Options&, Rest&&...) -> Training<M, Options>;
+
+}  // namespace cadre

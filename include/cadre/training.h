@@ -1,0 +1,22 @@
+// One program for every strategy of data parallelism: the module, its optimizer and a word.
+//
+//   cadre::Training training{Net(), torch::optim::AdamWOptions(1e-3), world};
+//   for (const auto& [images, labels] : training.loader(dataset, {.batch_size = 64}).epoch(0)) {
+//     training.backward(loss_of(training(images), labels));
+//     training.step();
+//   }
+//   // cadre run --nproc-per-node 2 --strategy fsdp ./net
+//
+// Declares:
+// - `Training`: a module and its optimizer under a strategy, its loader, and its snapshots.
+// - `StepResult`: the loss and the norm of a step.
+// - `TrainingOptions`, `TrainingDivision`, `kStrategyVariable`: the strategy and its options.
+// - `ParameterGroup`, `WholeParameter`: options of the optimizer for some parameters.
+// - `OptimizerOf`, `OptionsOfOptimizer`: which optimizer belongs to which options.
+//
+// Guide: docs/guide/training/one-program.md. Others: Accelerate's Accelerator, Lightning's Fabric.
+#pragma once
+
+#include "cadre/tensor/optim/optimizer_of.h"
+#include "cadre/train/training/training.h"
+#include "cadre/train/training/training_options.h"
