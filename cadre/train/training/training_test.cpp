@@ -19,6 +19,7 @@
 #include "cadre/testing/torch/counting_dataset.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/testing/torch/wrap_net.h"
+#include "cadre/train/checkpoint/optimizer_state.h"
 
 namespace cadre::training_test {
 namespace {
@@ -31,6 +32,7 @@ using torch::Tensor;
 
 constexpr int kNumSteps = 20;
 constexpr int64_t kWidth = 6;
+constexpr int64_t kNumLayers = 4;
 
 // A network of modules of libtorch only.
 struct NetImpl : nn::Module {
@@ -38,9 +40,9 @@ struct NetImpl : nn::Module {
     torch::manual_seed(7);
     stem = register_module("stem", nn::Linear(kWidth, kWidth));
     encoder = register_module(
-        "encoder",
-        nn::TransformerEncoder(nn::TransformerEncoderOptions(
-            nn::TransformerEncoderLayerOptions(kWidth, 2).dim_feedforward(8).dropout(0), 2)));
+        "encoder", nn::TransformerEncoder(nn::TransformerEncoderOptions(
+                       nn::TransformerEncoderLayerOptions(kWidth, 2).dim_feedforward(8).dropout(0),
+                       kNumLayers)));
     head = register_module("head", nn::Linear(kWidth, 1));
   }
   // x: (rows, kWidth). Each row is a sequence of one token.
@@ -295,6 +297,73 @@ TEST(Training, GoesOnUnderEveryOtherStrategy) {
   }
   course.parameters = parameters_in(SnapshotFolder(temporary.path() / "run"));
   expect_near(course, truth);
+}
+
+int64_t numel_of(const std::vector<Tensor>& tensors) {
+  int64_t numel = 0;
+  for (const Tensor& tensor : tensors) numel += tensor.numel();
+  return numel;
+}
+
+// What a rank of four holds, in elements.
+struct Holding {
+  int64_t parameters = 0;  // that its optimizer updates
+  int64_t moments = 0;     // the first moments of AdamW
+  int64_t gathered = 0;    // at the peak, under fsdp and hsdp
+};
+
+Holding holding_of(NetTraining& training, const ProcessGroup& world) {
+  const auto [inputs, targets] = rows_of_rank(3, world);
+  training.backward(loss_of(training(inputs), targets));
+  training.step();
+  Holding held;
+  const SnapshotParts parts = training.parts();
+  for (const ParameterState& state :
+       state_dict(training.local_optimizer(), parts.parameters, {.is_shared = true})) {
+    for (const auto& [name, tensor] : state.tensors) {
+      if (name == "exp_avg") held.moments += tensor.numel();
+    }
+  }
+  for (const SnapshotTensor& part : parts.parameters) held.parameters += part.values.numel();
+  training.with_wrapper([&](const auto& wrapper) {
+    if constexpr (requires { wrapper.peak_full_bytes(); }) {
+      held.gathered = wrapper.peak_full_bytes() / static_cast<int64_t>(sizeof(float));
+    }
+  });
+  return held;
+}
+
+TEST(Training, EachRankHoldsWhatTheStrategySays) {
+  const int64_t whole = numel_of(Net()->parameters());
+  const int64_t layers = numel_of(Net()->encoder->parameters());
+  for (const DataStrategy strategy :
+       {DataStrategy::kDdp, DataStrategy::kZero1, DataStrategy::kZero2, DataStrategy::kFsdp,
+        DataStrategy::kHsdp}) {
+    SCOPED_TRACE(std::string(to_string(strategy)));
+    std::vector<Net> nets = make_nets(4);
+    std::vector<Holding> held(nets.size());
+    const auto result = run_groups(4, [&](const ProcessGroup& world) {
+      const auto rank = static_cast<size_t>(world.rank());
+      auto training = make_training(nets[rank].ptr(), world, strategy);
+      held[rank] = holding_of(training, world);
+    });
+    ASSERT_TRUE(result.ok()) << result.failures();
+    Holding all;
+    for (const Holding& rank : held) {
+      all.parameters += rank.parameters;
+      all.moments += rank.moments;
+      // The layers are units, of which at most two are gathered beside the root's parameters.
+      EXPECT_LT(rank.gathered, whole - layers / kNumLayers);
+      if (has_units(strategy)) {
+        EXPECT_GT(rank.gathered, 0);
+      }
+    }
+    const int num_copies = strategy == DataStrategy::kDdp    ? 4
+                           : strategy == DataStrategy::kHsdp ? 2
+                                                             : 1;
+    EXPECT_EQ(all.parameters, num_copies * whole);
+    EXPECT_EQ(all.moments, num_copies * whole);
+  }
 }
 
 class ScopedStrategy {
