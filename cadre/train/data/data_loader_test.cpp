@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/os/system.h"
 #include "cadre/testing/torch/counting_dataset.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/data/distributed_sampler.h"
@@ -156,7 +159,7 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
   const auto all_are = [](const std::string& difference) {
     return ::testing::Each("DataLoader on group \"world\": " + difference +
                            " on rank 1; all ranks need the same batch_size, seed, shuffle, "
-                           "drop_last, split and dataset");
+                           "drop_last, split, sampler and dataset");
   };
   EXPECT_THAT(refusals(same, {.batch_size = 9, .seed = 1}),
               all_are("batch_size is 6 on rank 0 and 9"));
@@ -408,6 +411,39 @@ TEST(DataLoader, RefusesWhatCannotBe) {
   EXPECT_THROW(make_data_loader(Counting(0), {.batch_size = 1}), Error);
   DataLoader loader = make_data_loader(Counting(9), {.batch_size = 1});
   EXPECT_THROW(loader.seek({.epoch = 0, .samples = 10}), Error);
+}
+
+// A dataset of which each batch takes 20 ms.
+class Slow : public Counting {
+ public:
+  Slow() : Counting(8), system_(os::make_native_system()) {}
+  Batch get(std::span<const int64_t> indices) const override {
+    const Deadline end = system_->deadline_in(std::chrono::milliseconds(20));
+    const auto waiter = system_->make_waiter();
+    while (!end.has_passed(system_->now())) waiter->park(end);
+    return Counting::get(indices);
+  }
+
+ private:
+  std::shared_ptr<os::System> system_;  // shared by copies of the dataset
+};
+
+TEST(DataLoader, CountsTheTimeOfWaitingForData) {
+  DataLoader slow = make_data_loader(Slow(), {.batch_size = 2});
+  EXPECT_EQ(slow.data_wait(), Duration{});
+  batches_of(slow, 0);
+  EXPECT_GE(slow.data_wait(), std::chrono::milliseconds(80));
+  // A batch that is ready costs no wait: the caller works longer than the thread needs.
+  DataLoader ahead = make_data_loader(Slow(), {.batch_size = 2, .num_threads = 1, .prefetch = 4});
+  auto batch = ahead.epoch(0).begin();
+  const Duration first = ahead.data_wait();
+  const auto system = os::make_native_system();
+  const auto waiter = system->make_waiter();
+  const Deadline end = system->deadline_in(std::chrono::milliseconds(200));
+  while (!end.has_passed(system->now())) waiter->park(end);
+  EXPECT_GE(first, std::chrono::milliseconds(15));
+  for (; batch != std::default_sentinel; ++batch) continue;
+  EXPECT_LT(ahead.data_wait() - first, std::chrono::milliseconds(15));
 }
 
 // This process has no devices.
