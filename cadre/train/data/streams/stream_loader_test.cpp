@@ -251,12 +251,53 @@ TEST(StreamLoader, AnErrorOfOneRanksSourceIsThrownOnAllRanks) {
       EXPECT_THAT(failures.messages[rank], ::testing::HasSubstr("the disk is gone"));
       EXPECT_THAT(failures.messages[rank], ::testing::HasSubstr("rank 1"));
       EXPECT_EQ(failures.before[rank].size(), 4);
-      EXPECT_EQ(failures.after[rank].size(), 6);
+      ASSERT_EQ(failures.after[rank].size(), 6);
       for (size_t i = 0; i < 6; ++i) {
         EXPECT_EQ(failures.after[rank][i], 12 + static_cast<int64_t>(rank + 3 * i));
       }
     }
   }
+}
+
+// A stream that fails once, and counts calls of next() between its failure and load_state().
+class FailingOnce : public testing::CountingStream {
+ public:
+  FailingOnce() : CountingStream({.num_samples = 40}) {}
+  std::optional<StreamItem> next() override {
+    if (is_failed_) ++num_late_calls;
+    std::optional<StreamItem> item = CountingStream::next();
+    if (++num_calls_ != 6) return item;
+    // The other threads wait for their turn meanwhile.
+    const auto waiter = system_->make_waiter();
+    const Deadline end = system_->deadline_in(std::chrono::milliseconds(30));
+    while (!end.has_passed(system_->now())) waiter->park(end);
+    is_failed_ = true;
+    throw Error(ErrorCode::kUnavailable, "the disk is gone");
+  }
+  void load_state(std::string_view state) override {
+    is_failed_ = false;
+    CountingStream::load_state(state);
+  }
+
+  std::atomic<int> num_late_calls = 0;
+
+ private:
+  std::unique_ptr<os::System> system_ = os::make_native_system();
+  int num_calls_ = 0;
+  bool is_failed_ = false;
+};
+
+TEST(StreamLoader, NoThreadReadsAStreamThatHasFailed) {
+  const auto stream = std::make_shared<FailingOnce>();
+  StreamLoader loader(stream, {.batch_size = 2, .num_threads = 4});
+  Numbers seen;
+  EXPECT_THROW(for (const Batch& batch
+                    : loader.epoch(0)) seen.push_back(numbers_of(batch)[0]),
+               Error);
+  EXPECT_EQ(seen, (Numbers{0, 2}));
+  EXPECT_EQ(stream->num_late_calls, 0);
+  loader.load_state(loader.state());
+  EXPECT_EQ(numbers_of(*loader.epoch(0).begin()), (Numbers{4, 5}));
 }
 
 TEST(StreamLoader, AnErrorOfASamplesFunctionIsThrownOnAllRanks) {

@@ -291,6 +291,12 @@ TEST_F(TokenizerTest, SpecialTokensDivideTheTextsOfTheTraining) {
       trained({"ab<s>ab<s>ab<s>", "ab<s><s>"}, {.vocabulary_size = 270, .special_tokens = {"<s>"}});
   EXPECT_EQ(tokenizer.vocabulary_size(), 258);  // "ab" is the only pair
   EXPECT_EQ(tokenizer.encode("ab<s>"), (Ids{257, 0}));
+  // The longest of several tokens is taken, whatever their order.
+  for (const std::vector<std::string>& tokens :
+       {std::vector<std::string>{"<s>", "<s>!"}, {"<s>!", "<s>"}}) {
+    const Tokenizer two = trained({}, {.vocabulary_size = 258, .special_tokens = tokens});
+    EXPECT_EQ(two.encode("<s>!<s>"), (Ids{*two.id_of("<s>!"), *two.id_of("<s>")}));
+  }
 }
 
 TEST_F(TokenizerTest, RefusesWhatCannotBe) {

@@ -118,6 +118,8 @@ TEST_F(TokenDatasetTest, DamageIsNamedWithFileAndOffset) {
   EXPECT_THAT(refusal(valid + "x"), HasSubstr("and the file has 1225"));
   const TokenDataset small(path("a.bin"), {.length = 9, .vocabulary_size = 50});
   EXPECT_NO_THROW(small.get(std::vector<int64_t>{0}));
+  const TokenDataset smaller(path("a.bin"), {.length = 9, .vocabulary_size = 45});
+  EXPECT_THROW(smaller.get(std::vector<int64_t>{4}), Error);  // only the last of its targets is 45
   const Error error = error_of([&] { small.get(std::vector<int64_t>{5}); });
   EXPECT_EQ(error.code(), ErrorCode::kCorruption);
   EXPECT_THAT(error.message(), HasSubstr(path("a.bin") + " at byte 1124: the token is 50"));
