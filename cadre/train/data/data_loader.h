@@ -30,29 +30,24 @@
 
 #include <concepts>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/export.h"
-#include "cadre/core/base/types.h"
 #include "cadre/tensor/mesh/ranks.h"
+#include "cadre/train/data/batches/batch_share.h"
+#include "cadre/train/data/batches/batch_split.h"
+#include "cadre/train/data/batches/loader_epoch.h"
 #include "cadre/train/data/dataset.h"
+#include "cadre/train/data/samplers/sampler.h"
+
+namespace cadre::os {
+class System;
+}
 
 namespace cadre {
-
-// The way in which a batch is divided among the ranks.
-enum class BatchSplit : uint8_t {
-  // Each rank gets every world_size-th sample of the epoch, beginning with the sample at the index
-  // of the rank.
-  kInTurn,
-  // The slices of the ranks, concatenated in rank order, are the batch. Use it if the order of
-  // samples matters, for example if experts have a limited capacity and drop the last tokens.
-  kConsecutive,
-};
 
 struct DataLoaderOptions {
   int64_t batch_size = 1;  // the number of samples of all ranks together
@@ -63,9 +58,14 @@ struct DataLoaderOptions {
   bool shuffle = true;
   bool drop_last = false;  // if the last batch of an epoch would have fewer samples, it is skipped
   BatchSplit split = BatchSplit::kInTurn;
+  // The order of the samples, instead of that of `seed` and `shuffle`. Use the same on all ranks.
+  std::shared_ptr<const Sampler> sampler = {};
   // The number of threads that fetch ahead. With 0 the caller fetches each batch when it needs it.
   int num_threads = 0;
   int64_t prefetch = 2;  // the number of batches that each thread may fetch ahead of the caller
+  // The bound up to which the loader raises `prefetch` if the caller had to wait for a batch while
+  // threads were idle. If it is below `prefetch`, that is the bound.
+  int64_t max_prefetch = 8;
   Duration timeout = std::chrono::minutes(5);  // the longest wait for one batch from a thread
   // If true, the tensors of a batch are in pinned memory, made by the thread that fetches it:
   // `batch.data.to(device, /*non_blocking=*/true)` then does not wait. Has no effect in a process
@@ -73,61 +73,9 @@ struct DataLoaderOptions {
   bool pin_memory = false;
 };
 
-// A position that is equal on all ranks, and valid for any number of ranks.
-struct LoaderPosition {
-  int64_t epoch = 0;
-  // The number of samples of this epoch that were delivered to all ranks together.
-  int64_t samples = 0;
-
-  friend bool operator==(const LoaderPosition&, const LoaderPosition&) = default;
-};
-
 class CADRE_EXPORT DataLoader {
-  // A token's address identifies the epoch() or begin() call to which a loop belongs, even after
-  // another loader was assigned to this one.
-  struct Token {};
-
  public:
-  // The remaining batches of one epoch: `for (const auto& [x, y] : loader.epoch(e))`. The next call
-  // of epoch() or seek() ends the epoch, and the next begin() ends earlier iterators: the loops
-  // throw at their next batch.
-  class CADRE_EXPORT Epoch {
-   public:
-    class CADRE_EXPORT Iterator {
-     public:
-      using difference_type = std::ptrdiff_t;
-      using value_type = Batch;
-
-      const Batch& operator*() const { return batch_; }
-      const Batch* operator->() const { return &batch_; }
-      Iterator& operator++();
-      void operator++(int) { ++*this; }
-      friend bool operator==(const Iterator& it, std::default_sentinel_t) { return it.is_at_end_; }
-
-     private:
-      friend class Epoch;
-      Iterator(DataLoader* loader, std::shared_ptr<const Token> loop)
-          : loader_(loader), loop_(std::move(loop)) {
-        ++*this;
-      }
-
-      DataLoader* loader_;
-      std::shared_ptr<const Token> loop_;  // shared with the loader
-      Batch batch_;
-      bool is_at_end_ = false;
-    };
-
-    Iterator begin() const { return Iterator(loader_, loader_->begin_loop(epoch_)); }
-    std::default_sentinel_t end() const { return {}; }
-
-   private:
-    friend class DataLoader;
-    Epoch(DataLoader* loader, std::shared_ptr<const Token> epoch)
-        : loader_(loader), epoch_(std::move(epoch)) {}
-
-    DataLoader* loader_;
-    std::shared_ptr<const Token> epoch_;  // shared with the loader
-  };
+  using Epoch = data::LoaderEpoch<DataLoader>;
 
   DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options);
   DataLoader(DataLoader&&) noexcept;
@@ -146,39 +94,34 @@ class CADRE_EXPORT DataLoader {
   LoaderPosition position() const { return position_; }
   void seek(const LoaderPosition& position);
 
+  // Returns the total time that requests of this rank have waited for their batches.
+  Duration data_wait() const { return data_wait_; }
+
  private:
-  // Says which part of each batch this rank gets.
-  struct Share {
-    BatchSplit split = BatchSplit::kInTurn;
-    int64_t batch_size = 1;
-    int64_t rank = 0;
-    int64_t world_size = 1;
-  };
+  friend class data::LoaderEpoch<DataLoader>;
   struct Prefetch;  // owns the threads
 
   const Dataset& dataset() const;  // throws if the program has moved from this loader
   void end_loops();
-  std::shared_ptr<const Token> begin_loop(const std::shared_ptr<const Token>& epoch);
-  bool next(Batch& batch, const std::shared_ptr<const Token>& loop);
+  std::shared_ptr<const data::LoopToken> begin_loop(
+      const std::shared_ptr<const data::LoopToken>& epoch);
+  bool next(Batch& batch, const std::shared_ptr<const data::LoopToken>& loop);
   void make_order();
-  // Returns this rank's samples of the batch that begins at index `begin` of the order.
-  static std::vector<int64_t> samples_of(const Share& share, const std::vector<int64_t>& order,
-                                         int64_t begin);
   Batch fetch(int64_t begin);
 
   std::shared_ptr<const Dataset> dataset_;
   int64_t num_samples_ = 0;    // the size of the dataset when the loader was made
+  int64_t epoch_size_ = 0;     // the number of positions of an epoch
   DataLoaderOptions options_;  // its member `ranks` is not set
-  Share share_;
+  data::BatchShare share_;
   LoaderPosition position_;
   bool is_positioned_ = false;
-  std::shared_ptr<const Token> epoch_;  // made by the last call of epoch() or seek()
-  // Made by the last begin(). Only the loop that has this token may get batches.
-  std::shared_ptr<const Token> loop_;
-  // The samples of all ranks in the order of epoch order_epoch_. The threads share the list.
-  std::shared_ptr<const std::vector<int64_t>> order_;
-  int64_t order_epoch_ = -1;            // -1 if order_ is not set
-  std::unique_ptr<Prefetch> prefetch_;  // null until the first batch is requested
+  data::LoaderLoops loops_{"DataLoader", "seek"};
+  std::shared_ptr<const EpochOrder> order_;  // the order of epoch order_epoch_; shared with threads
+  int64_t order_epoch_ = -1;                 // -1 if order_ is not set
+  std::unique_ptr<Prefetch> prefetch_;       // null until the first batch is requested
+  std::unique_ptr<os::System> clock_;
+  Duration data_wait_{};
 };
 
 template <std::derived_from<Dataset> D>

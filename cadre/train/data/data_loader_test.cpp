@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/os/system.h"
 #include "cadre/testing/torch/counting_dataset.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/data/distributed_sampler.h"
@@ -156,7 +159,7 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
   const auto all_are = [](const std::string& difference) {
     return ::testing::Each("DataLoader on group \"world\": " + difference +
                            " on rank 1; all ranks need the same batch_size, seed, shuffle, "
-                           "drop_last, split and dataset");
+                           "drop_last, split, sampler and dataset");
   };
   EXPECT_THAT(refusals(same, {.batch_size = 9, .seed = 1}),
               all_are("batch_size is 6 on rank 0 and 9"));
@@ -408,6 +411,44 @@ TEST(DataLoader, RefusesWhatCannotBe) {
   EXPECT_THROW(make_data_loader(Counting(0), {.batch_size = 1}), Error);
   DataLoader loader = make_data_loader(Counting(9), {.batch_size = 1});
   EXPECT_THROW(loader.seek({.epoch = 0, .samples = 10}), Error);
+}
+
+// A dataset of which each batch takes 20 ms.
+class Slow : public Counting {
+ public:
+  explicit Slow(std::shared_ptr<std::atomic<int>> num_fetched)
+      : Counting(8), num_fetched_(std::move(num_fetched)) {}
+  Batch get(std::span<const int64_t> indices) const override {
+    const Deadline end = system_->deadline_in(std::chrono::milliseconds(20));
+    const auto waiter = system_->make_waiter();
+    while (!end.has_passed(system_->now())) waiter->park(end);
+    ++*num_fetched_;
+    return Counting::get(indices);
+  }
+
+ private:
+  std::shared_ptr<os::System> system_ = os::make_native_system();  // shared by copies
+  std::shared_ptr<std::atomic<int>> num_fetched_;                  // shared with the test
+};
+
+TEST(DataLoader, CountsTheTimeOfWaitingForData) {
+  const auto num_fetched = std::make_shared<std::atomic<int>>(0);
+  DataLoader slow = make_data_loader(Slow(num_fetched), {.batch_size = 2});
+  EXPECT_EQ(slow.data_wait(), Duration{});
+  batches_of(slow, 0);
+  EXPECT_GE(slow.data_wait(), std::chrono::milliseconds(80));
+  // Batches that are ready cost no wait.
+  *num_fetched = 0;
+  DataLoader ahead =
+      make_data_loader(Slow(num_fetched), {.batch_size = 2, .num_threads = 1, .prefetch = 4});
+  auto batch = ahead.epoch(0).begin();
+  const Duration first = ahead.data_wait();
+  EXPECT_GE(first, std::chrono::milliseconds(15));
+  const auto system = os::make_native_system();
+  const Deadline end = system->deadline_in(std::chrono::seconds(20));
+  while (*num_fetched < 4 && !end.has_passed(system->now())) system->yield();
+  for (; batch != std::default_sentinel; ++batch) continue;
+  EXPECT_LT(ahead.data_wait() - first, std::chrono::milliseconds(60));
 }
 
 // This process has no devices.

@@ -14,10 +14,10 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/train/data/batches/prefetcher.h"
 #include "cadre/train/data/bigram.h"
 #include "cadre/train/data/data_loader.h"
 #include "cadre/train/data/distributed_sampler.h"
-#include "cadre/train/data/prefetcher.h"
 #include "cadre/train/data/synthetic_dataset.h"
 #include "cadre/train/data/text_corpus.h"
 

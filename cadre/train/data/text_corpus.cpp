@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <deque>
 #include <filesystem>
 #include <mutex>
 #include <optional>
@@ -18,6 +17,7 @@
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/files/versioned_file.h"
 #include "cadre/train/data/content_hash.h"
+#include "cadre/train/data/versioned_files.h"
 
 namespace cadre {
 namespace {
@@ -91,32 +91,6 @@ uint64_t total_bytes(const std::vector<std::string>& paths) {
   return total;
 }
 
-// Keeps the most recently read files open, so that a read need not open its file again.
-class OpenFiles {
- public:
-  // Returns the file, and opens it if it is not open yet.
-  std::shared_ptr<const os::VersionedFile> get(size_t index, const std::string& path) {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find(files_, index, &Entry::index);
-    if (found != files_.end()) return found->file;
-    auto file =
-        std::make_shared<const os::VersionedFile>(os::VersionedFile::open(path).value_or_throw());
-    if (files_.size() == kMaxOpen) files_.pop_front();
-    files_.push_back({index, file});
-    return file;
-  }
-
- private:
-  static constexpr size_t kMaxOpen = 64;
-  struct Entry {
-    size_t index;
-    std::shared_ptr<const os::VersionedFile> file;  // shared with the reads that use it
-  };
-
-  std::mutex mutex_;
-  std::deque<Entry> files_;
-};
-
 }  // namespace
 
 struct TextCorpus::Contents {
@@ -149,12 +123,11 @@ struct TextCorpus::Contents {
   void take(Scan& scan, std::string_view text);
   void end_document(Scan& scan);
   std::string_view scan_part(Scan& scan, std::string_view part, bool is_last);
-  void read_from_disk(const File& file, size_t index, uint64_t offset, Bytes out);
   void keep_change(const Error& error);
 
   std::vector<File> files_;
   Fnv1a hash_;
-  OpenFiles open_files_;
+  VersionedFiles open_files_;
   std::atomic<bool> has_changed_ = false;
   std::mutex mutex_;
   std::optional<Error> change_;  // guarded by mutex_
@@ -230,25 +203,11 @@ void TextCorpus::Contents::read(const Document& document, uint64_t offset, Bytes
     return;
   }
   try {
-    read_from_disk(file, document.file, offset, out);
+    open_files_.read(document.file, file.path, file.version, offset, out);
   } catch (const Error& error) {
     std::ranges::fill(out, std::byte{0});
     keep_change(error);
   }
-}
-
-// Copies the bytes, then compares the file's version with that of the scan. If it is unchanged, the
-// bytes are those that were scanned.
-void TextCorpus::Contents::read_from_disk(const File& file, size_t index, uint64_t offset,
-                                          Bytes out) {
-  const auto open = open_files_.get(index, file.path);
-  const Status is_read = open->read_at(static_cast<size_t>(offset), out);
-  const os::FileVersion now = open->current_version().value_or_throw();
-  if (now != file.version) {
-    throw Error(ErrorCode::kInvalidArgument, cadre::format("{} {} since it was opened", file.path,
-                                                           os::change_text(file.version, now)));
-  }
-  is_read.value_or_throw();
 }
 
 void TextCorpus::Contents::keep_change(const Error& error) {

@@ -1,4 +1,4 @@
-#include "cadre/train/data/prefetcher.h"
+#include "cadre/train/data/batches/prefetcher.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,6 +49,48 @@ TEST_F(PrefetcherTest, WorksAheadWhileNobodyAsks) {
   const Deadline deadline = system_->deadline_in(std::chrono::seconds(20));
   while (num_made < 4 && !deadline.has_passed(system_->now())) system_->yield();
   EXPECT_EQ(num_made.load(), 4);
+}
+
+// The caller takes items in bursts. Between them the threads are idle at their depth; within one
+// the caller waits, so the depth is raised up to its bound.
+TEST_F(PrefetcherTest, RaisesItsDepthIfTheCallerWaitsAndThreadsWereIdle) {
+  for (const int64_t max_depth : {0, 7}) {
+    std::atomic<int64_t> num_made = 0;
+    int64_t num_taken = 0;
+    Prefetcher<int64_t> prefetcher(
+        *system_, 1000,
+        [&](int64_t i) {
+          const auto waiter = system_->make_waiter();
+          waiter->park(system_->deadline_in(std::chrono::milliseconds(1)));
+          ++num_made;
+          return i;
+        },
+        {.num_threads = 2, .depth = 2, .max_depth = max_depth});
+    for (int burst = 0; burst < 8; ++burst) {
+      const Deadline deadline = system_->deadline_in(std::chrono::seconds(20));
+      const auto is_full = [&] { return num_made - num_taken >= prefetcher.depth(); };
+      while (!is_full() && !deadline.has_passed(system_->now())) system_->yield();
+      ASSERT_TRUE(is_full());
+      // The threads notice at their next request that the depth is reached.
+      const auto waiter = system_->make_waiter();
+      waiter->park(system_->deadline_in(std::chrono::milliseconds(2)));
+      for (int i = 0; i < 20; ++i) ASSERT_EQ(prefetcher.next(), num_taken++);
+    }
+    EXPECT_EQ(prefetcher.depth(), max_depth == 0 ? 2 : 7);
+  }
+}
+
+// A caller that is faster than the threads gains nothing from a larger depth.
+TEST_F(PrefetcherTest, KeepsItsDepthIfTheThreadsAreNeverIdle) {
+  Prefetcher<int64_t> prefetcher(*system_, 50,
+                                 [&](int64_t i) {
+                                   const auto waiter = system_->make_waiter();
+                                   waiter->park(system_->deadline_in(std::chrono::milliseconds(2)));
+                                   return i;
+                                 },
+                                 {.num_threads = 1, .depth = 2, .max_depth = 100});
+  for (int64_t i = 0; i < 50; ++i) ASSERT_EQ(prefetcher.next(), i);
+  EXPECT_LT(prefetcher.depth(), 8);
 }
 
 TEST_F(PrefetcherTest, AnErrorComesAtItsPlace) {

@@ -8,6 +8,7 @@
 // workers and prefetch_factor.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -27,6 +28,10 @@ namespace cadre {
 struct PrefetchOptions {
   int num_threads = 1;
   int64_t depth = 2;  // the largest number of items that are being made or wait for next()
+  // The depth is raised by num_threads, up to max_depth, each time that next() has to wait although
+  // a thread was idle because of the depth since it was raised last. If it is below `depth`, the
+  // depth stays.
+  int64_t max_depth = 0;
   Duration timeout = std::chrono::minutes(5);  // the longest wait of one next()
 };
 
@@ -40,7 +45,8 @@ class Prefetcher {
         num_items_(num_items),
         make_(std::move(make)),
         options_(options),
-        taker_(system.make_waiter()) {
+        taker_(system.make_waiter()),
+        depth_(options.depth) {
     if (num_items < 0 || make_ == nullptr || options.num_threads < 1 || options.depth < 1) {
       throw Error(
           ErrorCode::kInvalidArgument,
@@ -73,6 +79,14 @@ class Prefetcher {
     return std::move(*item.value);
   }
 
+  // Returns whether a call of next() has thrown kTimeout because its item was not ready.
+  bool has_timed_out() const { return has_timed_out_; }
+  // Returns the present depth.
+  int64_t depth() const {
+    const std::lock_guard lock(mutex_);
+    return depth_;
+  }
+
  private:
   static constexpr Duration kNap = std::chrono::seconds(1);
 
@@ -93,8 +107,10 @@ class Prefetcher {
           ++num_taken_;
           return item;
         }
+        raise_depth();
       }
       if (!has_time) {
+        has_timed_out_ = true;
         throw Error(ErrorCode::kTimeout,
                     cadre::format("item {} of {} was not ready within {} s on {} threads; make the "
                                   "dataset faster, or raise the timeout",
@@ -132,9 +148,19 @@ class Prefetcher {
   Task claim(int64_t& index) {
     const std::lock_guard lock(mutex_);
     if (is_closed_ || num_claimed_ == num_items_) return Task::kEnd;
-    if (num_claimed_ - num_taken_ >= options_.depth) return Task::kWait;
+    if (num_claimed_ - num_taken_ >= depth_) {
+      was_limited_ = true;
+      return Task::kWait;
+    }
     index = num_claimed_++;
     return Task::kMake;
+  }
+
+  // Called with the mutex, when the caller has to wait for an item.
+  void raise_depth() {
+    if (!was_limited_ || depth_ >= options_.max_depth) return;
+    depth_ = std::min(depth_ + options_.num_threads, options_.max_depth);
+    was_limited_ = false;
   }
 
   void close() {
@@ -150,11 +176,14 @@ class Prefetcher {
   const int64_t num_items_;
   const std::function<T(int64_t)> make_;
   const PrefetchOptions options_;
+  bool has_timed_out_ = false;  // used by the caller of next()
   std::unique_ptr<os::Waiter> taker_;
   std::vector<std::unique_ptr<os::Waiter>> makers_;  // one waiter for each thread
   std::vector<std::unique_ptr<os::Thread>> threads_;
 
-  std::mutex mutex_;  // guards the members below; never held while waiting or in `make`
+  mutable std::mutex mutex_;  // guards the members below; never held while waiting or in `make`
+  int64_t depth_;
+  bool was_limited_ = false;  // a thread was idle because of depth_ since it was raised last
   std::map<int64_t, Item> ready_;
   int64_t num_claimed_ = 0;
   int64_t num_taken_ = 0;  // written only by next()
