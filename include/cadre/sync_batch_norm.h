@@ -1,9 +1,10 @@
 // Batch normalization over the batches of all ranks.
 //
-//   auto net = std::make_shared<Net>();         // may have torch::nn::BatchNorm2d members
-//   cadre::convert_sync_batchnorm(*net, world);  // those use the statistics of all ranks from now
-//   on cadre::DistributedDataParallel model{net, world}; auto norm = cadre::SyncBatchNorm(64);  //
-//   a layer for one value per channel on a rank, too
+//   auto net = std::make_shared<Net>();  // may have torch::nn::BatchNorm2d members
+//   cadre::convert_sync_batchnorm(*net, world);
+//   cadre::DistributedDataParallel model{net, world};
+//   // A layer that also takes one value per channel on a rank; convert it, too.
+//   auto norm = cadre::SyncBatchNorm(64);
 //
 // Declares:
 // - `convert_sync_batchnorm()`: makes the batch normalizations of a module synchronous.

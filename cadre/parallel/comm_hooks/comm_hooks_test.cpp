@@ -6,6 +6,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -14,7 +16,9 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/reduction/agreement/trailer.h"
 #include "cadre/testing/torch/fsdp_models.h"
+#include "cadre/testing/torch/group_fakes.h"
 #include "cadre/testing/torch/rank_expectations.h"
 
 namespace cadre {
@@ -292,6 +296,52 @@ TEST(CommHooks, ErrorFeedbackSendsWhatWasLeftOut) {
       });
     }
   }
+}
+
+// Returns the bytes of gradients that this rank gives to collectives in one backward, after the
+// first two.
+int64_t bytes_sent(const ProcessGroup& world, const comm_hooks::Hook& hook) {
+  testing::FakeGroup counted(world);
+  std::atomic<int64_t> num_bytes = 0;
+  counted.on_call = [&](testing::GroupCall& call) {
+    // The 64-bit integers are numbers of samples, which the ranks exchange in any case.
+    if (call.input.scalar_type() != torch::kLong) {
+      num_bytes += static_cast<int64_t>(call.input.nbytes());
+    }
+    call.pass_on();
+  };
+  const auto net = std::make_shared<Mlp>(torch::kFloat);
+  DistributedDataParallelOptions options = with(hook);
+  options.bucket_caps = {.first_bytes = 1 << 20, .bytes = 1 << 20};
+  options.broadcast_buffers = false;
+  DistributedDataParallel model{net, counted.group(), options};
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    num_bytes = 0;
+    loss_of(model(rows_of(step, world).to(torch::kFloat))).backward();
+  }
+  return num_bytes - static_cast<int64_t>(reduction::kTrailerNumel * sizeof(float));
+}
+
+TEST(CommHooks, TheBytesSentAreThoseOfTheirFormulas) {
+  constexpr int64_t kNumel = kInputs * 16 + 16 + 16 * 3 + 3;
+  expect_on_ranks(2, [&](const ProcessGroup& group) {
+    const auto expect = [&](const comm_hooks::Hook& hook, int64_t expected) {
+      const int64_t sent = bytes_sent(group, hook);
+      require(sent == expected,
+              format("{}: {} bytes, not {}", hook ? hook->name() : "none", sent, expected));
+    };
+    expect(nullptr, 4 * kNumel);
+    expect(comm_hooks::allreduce(), 4 * kNumel);
+    expect(comm_hooks::bf16_compress(), 2 * kNumel);
+    expect(comm_hooks::fp16_compress(), 2 * kNumel);
+    expect(comm_hooks::quantize_per_tensor(), kNumel + 16);
+    const comm_hooks::PowerSgdOptions options{.start_iter = 2, .min_compression_rate = 1};
+    // Rows and columns of both weights, and the biases.
+    expect(comm_hooks::power_sgd(options), 4 * ((16 + kInputs) + (3 + 16) + (16 + 3)));
+    // The side of the square is 17.
+    expect(comm_hooks::batched_power_sgd(options), 4 * (17 + 17));
+  });
 }
 
 // A resumed run gives the same bits if the hook's state is loaded, and others if it is not.
