@@ -2,8 +2,8 @@
 # share one precompiled torch/torch.h; the others use per-operator ATen headers.
 set(torch_folders tensor/device tensor/backends tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred
                   parallel/shard parallel/layers parallel/buckets parallel/reduction parallel/plan
-                  parallel/ddp parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp train/data
-                  train/checkpoint train/verify train/training)
+                  parallel/ddp parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp parallel/batchnorm
+                  parallel/comm_hooks train/data train/checkpoint train/verify train/training)
 if(CADRE_SANITIZE)  # those that the tests use which run under sanitizers
   list(REMOVE_ITEM torch_folders parallel/layers parallel/plan parallel/tp parallel/ep parallel/pp train/checkpoint
        train/training)
@@ -102,10 +102,10 @@ function(cadre_torch_test name)
 endfunction()
 
 if(CADRE_WITH_TESTS)
-  # The tests of several folders form one program: device and backends; ddp, zero and fsdp; layers,
+  # The tests of several folders form one program: device and backends; ddp, zero, fsdp and batchnorm; layers,
   # tp and ep.
   set(folders_of_device tensor/device tensor/backends)
-  set(folders_of_parallel parallel/ddp parallel/zero parallel/fsdp)
+  set(folders_of_parallel parallel/ddp parallel/zero parallel/fsdp parallel/batchnorm parallel/comm_hooks)
   set(folders_of_layers parallel/layers parallel/tp parallel/ep)
   set(folders_of_pipeline_parallel parallel/pp)
   set(folders_of_train train/trainer)

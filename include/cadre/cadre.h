@@ -36,6 +36,7 @@
 #include "cadre/shards.h"
 #include "cadre/snapshots.h"
 #include "cadre/symmetric_tensor.h"
+#include "cadre/sync_batch_norm.h"
 #include "cadre/tensor_parallel.h"
 #include "cadre/training.h"
 #include "cadre/transformer.h"

@@ -12,9 +12,20 @@
 //   loss = model.backward_in_parts(num_samples,
 //                                  [&](size_t i) { return loss_of(model(parts[i])); });
 //
+//   // Gradients in 16 bits on their way to the other ranks.
+//   const cadre::DistributedDataParallelOptions options{
+//       .comm_hook = cadre::comm_hooks::bf16_compress()};
+//
 // Declares:
 // - `DistributedDataParallel`, `DistributedDataParallelOptions`: the wrapper.
 // - `GradientPlacement`: whether each rank gets all gradients, or those of its shard.
+// - `CommHook`, `GradBucket`, `FinishReduction`, `SavedCommHook`: how a bucket of gradients is
+//   reduced, and what is saved of it.
+// - `comm_hooks::allreduce()`, `comm_hooks::fp16_compress()`, `comm_hooks::bf16_compress()`,
+//   `comm_hooks::fp16_compress_wrapper()`, `comm_hooks::bf16_compress_wrapper()`,
+//   `comm_hooks::quantize_per_tensor()`, `comm_hooks::power_sgd()`,
+//   `comm_hooks::batched_power_sgd()`, `comm_hooks::PowerSgdOptions`, `comm_hooks::custom()`,
+//   `comm_hooks::Hook`: the hooks.
 // - `BucketLayout`: which gradients are reduced together in one bucket; saved in snapshots.
 // - `plan_bucket_layout()`, `reverse_order()`, `check_layout_fits()`, `BucketCaps`: how a layout is
 //   made and checked.
@@ -27,6 +38,8 @@
 #pragma once
 
 #include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/buckets/comm_hook.h"
+#include "cadre/parallel/comm_hooks/comm_hooks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/reduction/data_parallel_module.h"

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/buckets/gradient_memory.h"
 #include "cadre/parallel/buckets/handed_out_memory.h"
 #include "cadre/tensor/device/stream_point.h"
@@ -41,6 +42,10 @@ ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
       device_(parameters_.front().tensor.device()),
       caps_(options.caps),
       trailer_numel_(options.trailer_numel) {
+  if (options.hook) {
+    hook_name_ = options.hook->name();
+    hook_ = options.hook->make_state();
+  }
   const std::vector<ParameterSize> sizes = sizes_of(parameters_);
   if (options.layout) check_layout_fits(*options.layout, sizes);
   is_learned_ = options.layout.has_value();
@@ -168,9 +173,10 @@ void ReplicatedGradients::place(size_t parameter) {
     return;
   }
   const bool is_in_place = lies_in(gradient, view);
-  if (!is_in_place || combination_.factor != 1.0) {
-    write_gradient(view, gradient, combination_.factor);
-  }
+  // A hook computes a sum, so a mean is divided before.
+  const bool is_divided = hook_ != nullptr && combination_.op == ReduceOp::kAvg;
+  const double factor = combination_.factor / (is_divided ? group_.world_size() : 1);
+  if (!is_in_place || factor != 1.0) write_gradient(view, gradient, factor);
   if (is_in_place) return;
   // Autograd may have computed the gradient on another stream.
   device::hold_for_current_stream(gradient);
@@ -188,8 +194,46 @@ void ReplicatedGradients::place_unused(size_t parameter) {
   place(parameter);
 }
 
+void ReplicatedGradients::abort_after(const std::exception_ptr& failure) const {
+  std::string what = "an exception that is no std::exception";
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    what = error.what();
+  } catch (...) {  // has no text
+  }
+  group_.process_group().abort(format("the communication hook {} has thrown on {}: {}", hook_name_,
+                                      group_.rank_text(), what));
+}
+
+std::function<void()> ReplicatedGradients::start_hook(size_t bucket) {
+  GradBucket given{.index = bucket,
+                   .is_last = bucket + 1 == num_buckets(),
+                   .buffer = lent(flat(bucket)),
+                   .gradients = {},
+                   .parameters = {}};
+  for (const int64_t parameter : layout().buckets[bucket].parameters) {
+    const auto index = static_cast<size_t>(parameter);
+    given.gradients.push_back(buffers_.views[index]);
+    given.parameters.push_back(parameters_[index].tensor);
+  }
+  const auto guarded = [this](const auto& call) {
+    const at::NoGradGuard no_grad;
+    try {
+      return call();
+    } catch (...) {
+      abort_after(std::current_exception());
+      throw;
+    }
+  };
+  FinishReduction finish = guarded([&] { return hook_->start(given, group_.process_group()); });
+  return [guarded, finish = std::move(finish)] { guarded([&] { finish(); }); };
+}
+
 void ReplicatedGradients::launch_next() {
-  waits_.push_back(group_.all_reduce_async(lent(buffers_.flats[num_launched_++]), combination_.op));
+  const size_t bucket = num_launched_++;
+  waits_.push_back(hook_ ? start_hook(bucket)
+                         : group_.all_reduce_async(lent(flat(bucket)), combination_.op));
   if (is_trailer_in_bucket() || num_launched_ < num_buckets()) return;
   waits_.push_back(group_.all_reduce_async(buffers_.trailer, combination_.op));
 }
@@ -221,7 +265,14 @@ void ReplicatedGradients::settle_unused(size_t parameter, const Usage& usage) {
 }
 
 void ReplicatedGradients::abandon() {
-  while (num_launched_ < num_buckets()) launch_next();
+  if (!hook_) {
+    while (num_launched_ < num_buckets()) launch_next();
+    return;
+  }
+  // A hook may run further collectives when it finishes, for which the other ranks wait.
+  while (num_launched_ < num_early_buckets()) launch_next();
+  finish_early();
+  if (!is_last_launched()) reduce_last();
 }
 
 }  // namespace cadre

@@ -12,14 +12,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/buckets/comm_hook.h"
 #include "cadre/parallel/buckets/gradient_storage.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
@@ -32,12 +35,16 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
     BucketCaps caps;
     std::optional<BucketLayout> layout;  // if nullopt, it is learned in the first pass
     int64_t trailer_numel = 0;
+    // Reduces the buckets in place of an all_reduce. The trailer is then a message of its own.
+    std::shared_ptr<const CommHook> hook = {};
   };
   ReplicatedGradients(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                       const Options& options);
 
   // Returns the buffer of a bucket: (n) elements, or (n + trailer_numel) for the last bucket.
   const at::Tensor& flat(size_t bucket) const { return buffers_.flats[bucket]; }
+  // Returns what the communication hook keeps; null if there is no hook.
+  CommHook::State* hook() const { return hook_.get(); }
   // Returns the view of a bucket that is the parameter's gradient. It has the sizes and, if the
   // parameter is dense, the strides of the parameter.
   const at::Tensor& view(size_t parameter) const { return buffers_.views[parameter]; }
@@ -76,13 +83,19 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   void take_back(size_t bucket);
 
   // The trailer of buckets on a device is a message of its own, on the CPU: the host writes and
-  // reads it, and must not wait for the device for that.
-  bool is_trailer_in_bucket() const { return device_.is_cpu(); }
+  // reads it, and must not wait for the device for that. A hook may round what is in a bucket.
+  bool is_trailer_in_bucket() const { return device_.is_cpu() && hook_ == nullptr; }
+  // Starts the hook for the bucket. Aborts the group if it throws, because the other ranks wait for
+  // messages of which only the hook knows.
+  std::function<void()> start_hook(size_t bucket);
+  void abort_after(const std::exception_ptr& failure) const;
 
   wrap::LocatedGroup group_;
   const c10::Device device_;  // all parameters are on it
   BucketCaps caps_;
   int64_t trailer_numel_;
+  std::string hook_name_;
+  std::unique_ptr<CommHook::State> hook_;  // null if buckets are all_reduced
   Buffers buffers_;
   std::vector<std::function<void()>> waits_;
   // untouched_[parameter] is a copy of a gradient to which no backward of this rank has added in

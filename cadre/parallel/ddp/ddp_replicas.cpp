@@ -11,6 +11,7 @@
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/buckets/comm_hook.h"
 #include "cadre/parallel/buckets/replicated_gradients.h"
 #include "cadre/parallel/buckets/sharded_gradients.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
@@ -62,6 +63,13 @@ std::string text_of(const std::optional<BucketLayout>& layout) {
 // another model.
 std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
                                        const DistributedDataParallelOptions& options) {
+  if (options.comm_hook && options.gradients == GradientPlacement::kSharded) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: the communication hook {} reduces whole gradients, and with "
+                       "GradientPlacement::kSharded each rank gets those of its shards only. Leave "
+                       "comm_hook out, or set gradients = GradientPlacement::kReplicated",
+                       kWrapper, options.comm_hook->name()));
+  }
   if (options.layout) {
     std::vector<NamedTensor> trained = distinct_parameters(module);
     std::erase_if(trained,
@@ -73,7 +81,8 @@ std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
                             : "GradientPlacement::kReplicated"},
           {"bucket_caps.first_bytes", format("{}", options.bucket_caps.first_bytes)},
           {"bucket_caps.bytes", format("{}", options.bucket_caps.bytes)},
-          {"layout", text_of(options.layout)}};
+          {"layout", text_of(options.layout)},
+          {"comm_hook", options.comm_hook ? options.comm_hook->name() : "none"}};
 }
 
 // Makes one FlatParameters for each bucket of the layout, which is the same as for replicated
@@ -95,6 +104,17 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
             .name = format("in bucket {} of {}", flat_parameters.size(), kWrapper)}));
   }
   return flat_parameters;
+}
+
+std::unique_ptr<ReplicatedGradients> make_replicated(
+    std::vector<NamedTensor> trained, const wrap::LocatedGroup& group,
+    const DistributedDataParallelOptions& options) {
+  return std::make_unique<ReplicatedGradients>(
+      std::move(trained), group,
+      ReplicatedGradients::Options{.caps = options.bucket_caps,
+                                   .layout = options.layout,
+                                   .trailer_numel = reduction::kTrailerNumel,
+                                   .hook = options.comm_hook});
 }
 
 // Returns the shards in the order of the module's parameters. Frozen parameters are included; every
@@ -145,6 +165,20 @@ std::vector<ParameterShard> DdpReplicas::parameter_shards() const {
           core->wrapper().place()));
 }
 
+SavedCommHook DdpReplicas::saved_hook() const {
+  return hook == nullptr ? SavedCommHook() : hook->saved();
+}
+
+void DdpReplicas::load_hook(const SavedCommHook& saved) const {
+  if (hook != nullptr) return hook->load(saved);
+  if (saved.empty()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: load_comm_hook_state() was given {} tensors, but the wrapper has no "
+                     "communication hook, or its group has one rank. Pass the option comm_hook "
+                     "with which the state was saved",
+                     kWrapper, saved.size()));
+}
+
 DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, const Ranks& ranks,
                               const DistributedDataParallelOptions& options) {
   const ProcessGroup& group = ranks.group_of_one_axis(kWrapper, "dp");
@@ -163,14 +197,13 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, 
                                                   check_shardable_model(*module, group);
                                                 return agreed_fields(*module, options);
                                               }};
+  CommHook::State* hook = nullptr;
   reduction::MakeGradientStorage make_storage =
       [&](std::vector<NamedTensor> trained,
           const wrap::LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
-    return std::make_unique<ReplicatedGradients>(
-        std::move(trained), located,
-        ReplicatedGradients::Options{.caps = options.bucket_caps,
-                                     .layout = options.layout,
-                                     .trailer_numel = reduction::kTrailerNumel});
+    auto storage = make_replicated(std::move(trained), located, options);
+    hook = storage->hook();
+    return storage;
   };
   if (is_sharded) {
     make_storage = [&](std::vector<NamedTensor> trained,
@@ -203,8 +236,11 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, 
       for (const auto& flat : *flat_parameters) flat->show_writes();
     });
   }
-  DdpReplicas replicas{
-      .core = std::move(core), .group = group, .flat_parameters = *flat_parameters, .shards = {}};
+  DdpReplicas replicas{.core = std::move(core),
+                       .group = group,
+                       .flat_parameters = *flat_parameters,
+                       .shards = {},
+                       .hook = hook};
   if (replicas.flat_parameters.empty()) return replicas;
   const DeviceMesh mesh = shard::mesh_of_wrapper(group, kShardAxis, distinct_parameters(*module));
   replicas.shards = shards_of(*module, replicas.flat_parameters, mesh);

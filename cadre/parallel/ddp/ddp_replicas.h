@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
+#include "cadre/parallel/buckets/comm_hook.h"
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/reduction/data_parallel_core.h"
 #include "cadre/parallel/shard/flat_parameters.h"
@@ -43,7 +44,12 @@ struct DdpReplicas {
   // one for each parameter.
   std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters;
   std::vector<ParameterShard> shards;
+  // What the communication hook keeps; null without a hook, and in a group of one rank. Belongs to
+  // the core.
+  CommHook::State* hook = nullptr;
 
+  CADRE_EXPORT SavedCommHook saved_hook() const;
+  CADRE_EXPORT void load_hook(const SavedCommHook& saved) const;
   CADRE_EXPORT std::vector<ParameterShard> parameter_shards() const;
 };
 

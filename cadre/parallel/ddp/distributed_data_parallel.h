@@ -74,6 +74,19 @@ class DistributedDataParallel : public DataParallelModule<M> {
   }
   // Returns the group of the wrapper, whose ranks all have a replica of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }
+  // Returns what the communication hook keeps on this rank between steps, such as PowerSGD's error
+  // feedback, under names; empty if it keeps nothing. A run continues as before if each rank saves
+  // it and loads it into a wrapper with the same hook and the same layout of buckets. The tensors
+  // may share memory with the hook.
+  SavedCommHook comm_hook_state() const {
+    this->core();  // throws if this object was moved from
+    return replicas_.saved_hook();
+  }
+  // Throws kInvalidArgument, and changes nothing, if the hook has not saved this.
+  void load_comm_hook_state(const SavedCommHook& saved) {
+    this->core();
+    replicas_.load_hook(saved);
+  }
   // Sets a function that is called at the start of each forward, also without grad.
   // ZeroRedundancyOptimizer uses it to wait for the gathers of its last step.
   void call_before_forward(std::function<void()> call) {

@@ -4,12 +4,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "cadre/parallel/buckets/bucket_layout.h"
 #include "cadre/parallel/reduction/agreement/gradient_weighting.h"
 
 namespace cadre {
+
+class CommHook;
 
 enum class GradientPlacement : uint8_t {
   kReplicated,  // every rank has whole gradients, in parameter.grad()
@@ -27,6 +30,9 @@ struct DistributedDataParallelOptions {
   // the layout is learned in the first step.
   std::optional<BucketLayout> layout = {};
   GradientPlacement gradients = GradientPlacement::kReplicated;
+  // How the ranks add the gradients of a bucket, for example comm_hooks::bf16_compress(). Default:
+  // by an all_reduce in the gradients' dtype. Not for GradientPlacement::kSharded.
+  std::shared_ptr<const CommHook> comm_hook = {};
 };
 
 }  // namespace cadre

@@ -22,6 +22,7 @@
 #include "cadre/parallel/reduction/buffer_broadcast.h"
 #include "cadre/parallel/reduction/reducer.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/group/backward/backward_weight.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
 #include "cadre/tensor/hooks/device_check.h"
 #include "cadre/tensor/hooks/located_group.h"
@@ -318,6 +319,11 @@ at::Tensor DataParallelCore::backward_in_parts(std::span<const int64_t> num_samp
     if (options_.weighting == GradientWeighting::kSum) return 1.0;
     return total == 0 ? 0.0 : static_cast<double>(count) / static_cast<double>(total);
   };
+  // The weight of this rank in the last part's reduction, also for nodes of the other parts.
+  std::optional<BackwardWeight> announced;
+  if (reducer_ && options_.weighting == GradientWeighting::kSamples) {
+    announced.emplace(static_cast<double>(total));
+  }
   at::Tensor sum;
   for (size_t part = 0; part < num_samples.size(); ++part) {
     std::optional<Accumulation> accumulation;

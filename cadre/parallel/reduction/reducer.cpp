@@ -157,6 +157,9 @@ void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_
   }
   begin_pass(std::move(carried));
   pass_.is_backward = true;
+  if (weighting_ == GradientWeighting::kSamples) {
+    pass_.announced.emplace(static_cast<double>(pass_.num_samples));
+  }
   wrap::at_end_of_backward([this] { finish_pass(); }, [this] { abandon_pass(); });
   // Checked before any gradient changes, but after the pass has begun, so that abandon_pass()
   // reports the error to the other ranks.
@@ -248,7 +251,10 @@ void Reducer::finish_pass() {
   // that still use the memory of the buckets (settle_last_pass).
   struct Reset {
     Reducer& reducer;
-    ~Reset() { reducer.pass_.is_active = false; }
+    ~Reset() {
+      reducer.pass_.is_active = false;
+      reducer.pass_.announced.reset();
+    }
   } reset{*this};
   try {
     launch_all_but_last();
@@ -469,6 +475,7 @@ void Reducer::log_unlike_parts_once(std::span<const CarriedForward> carried) {
 // group that has failed these operations throw, and the next call throws the group's error.
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
+  pass_.announced.reset();
   try {
     // The memory of the trailer must not change once its reduction was issued.
     if (!storage_->is_last_launched()) {

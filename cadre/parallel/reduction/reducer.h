@@ -45,6 +45,7 @@
 #include "cadre/parallel/reduction/agreement/replica_watch.h"
 #include "cadre/parallel/reduction/agreement/sample_weight.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/tensor/group/backward/backward_weight.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
 #include "cadre/tensor/hooks/located_group.h"
 
@@ -96,7 +97,10 @@ class Reducer {
     // The differentiable collectives that backwards under no_sync() have run: the ranks of each
     // group in which one ran.
     std::vector<std::vector<int>> collectives;
-    SampleWeight weight;            // the weight of this rank
+    SampleWeight weight;  // the weight of this rank
+    // Tells nodes of the graph by which this rank's gradients will be weighted, if the ranks are
+    // weighted by their samples.
+    std::optional<BackwardWeight> announced;
     std::vector<bool> fired;        // says for each parameter whether its hook has run
     std::vector<bool> placed;       // says for each parameter whether the storage has its gradient
     std::vector<int64_t> arrivals;  // the parameters in the order of their hooks

@@ -76,7 +76,9 @@ void refuse_exchange(const Wrapper& wrapper, const std::string& ranks,
              "gradient of the mean over all samples. Set weighting = GradientWeighting::kSum on "
              "all ranks, and let each rank's loss be the sum over its samples, divided by the "
              "number of samples of all ranks; or give all ranks equally many "
-             "samples. The parameters are unchanged: zero the gradients and continue",
+             "samples; or, for a synchronous batch normalization, which is such a collective under "
+             "no_sync(), call backward_in_parts(). The parameters are unchanged: zero the "
+             "gradients and continue",
              wrapper.place(), ranks, samples.of_0, samples.of_other, samples.other));
 }
 

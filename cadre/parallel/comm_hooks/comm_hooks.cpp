@@ -1,0 +1,155 @@
+#include "cadre/parallel/comm_hooks/comm_hooks.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/round.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+
+namespace cadre::comm_hooks {
+namespace {
+
+using Start = std::function<FinishReduction(const GradBucket&, const ProcessGroup&)>;
+
+class WithoutMemory final : public CommHook::State {
+ public:
+  explicit WithoutMemory(Start start) : start_(std::move(start)) {}
+  FinishReduction start(const GradBucket& bucket, const ProcessGroup& group) override {
+    return start_(bucket, group);
+  }
+
+ private:
+  Start start_;
+};
+
+FinishReduction start_sum(const GradBucket& bucket, const ProcessGroup& group) {
+  const auto work = std::make_shared<Work>(group.all_reduce_async(bucket.buffer));
+  return [work] { work->wait(); };
+}
+
+bool is_16_bits(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+// Runs another hook on the gradients in 16 bits.
+class Compressed final : public CommHook::State {
+ public:
+  Compressed(at::ScalarType dtype, std::unique_ptr<CommHook::State> inner)
+      : dtype_(dtype), inner_(std::move(inner)) {}
+
+  FinishReduction start(const GradBucket& bucket, const ProcessGroup& group) override {
+    if (is_16_bits(bucket.buffer.scalar_type())) return inner_->start(bucket, group);
+    GradBucket compressed = bucket;
+    compressed.buffer = bucket.buffer.to(dtype_);
+    for (at::Tensor& gradient : compressed.gradients) {
+      const int64_t offset = gradient.storage_offset() - bucket.buffer.storage_offset();
+      gradient = compressed.buffer.as_strided(gradient.sizes(), gradient.strides(), offset);
+    }
+    return
+        [finish = inner_->start(compressed, group), from = compressed.buffer, to = bucket.buffer] {
+          finish();
+          to.copy_(from);
+        };
+  }
+  SavedCommHook saved() const override { return inner_->saved(); }
+  void load(const SavedCommHook& saved) override { inner_->load(saved); }
+
+ private:
+  at::ScalarType dtype_;
+  std::unique_ptr<CommHook::State> inner_;
+};
+
+Hook compressed_by(const std::string& name, at::ScalarType dtype, const Hook& inner) {
+  if (!inner) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("comm_hooks::{}: the inner hook is null; make it first, for example with "
+                       "comm_hooks::allreduce()",
+                       name));
+  }
+  return std::make_shared<const CommHook>(format("{}({})", name, inner->name()), [dtype, inner] {
+    return std::make_unique<Compressed>(dtype, inner->make_state());
+  });
+}
+
+// The elements are 0 to 255, as those of PyTorch's observer: the range of the values, extended to
+// contain 0, is divided evenly.
+constexpr double kLargest = 255;
+constexpr double kSmallestScale = 1.1920928955078125e-07;  // the epsilon of float32
+
+FinishReduction start_quantized(const GradBucket& bucket, const ProcessGroup& group) {
+  const at::Tensor& own = bucket.buffer;
+  const int64_t numel = own.numel();
+  const double least = std::min(own.min().item<double>(), 0.0);
+  const double most = std::max(own.max().item<double>(), 0.0);
+  const double scale = std::max((most - least) / kLargest, kSmallestScale);
+  const double zero = std::clamp(std::round(-least / scale), 0.0, kLargest);
+  struct Message {
+    at::Tensor scales, all_scales, elements, all_elements;
+    std::vector<Work> works;
+  };
+  const auto message = std::make_shared<Message>();
+  const int64_t num_ranks = group.world_size();
+  message->scales = at::tensor({scale, zero}, own.options().dtype(at::kDouble));
+  message->all_scales = at::empty({num_ranks, 2}, message->scales.options());
+  message->elements = (at::round(own / scale) + zero).clamp(0, kLargest).to(at::kByte);
+  message->all_elements = at::empty({num_ranks, numel}, message->elements.options());
+  message->works.push_back(group.all_gather_async(message->all_scales, message->scales));
+  message->works.push_back(group.all_gather_async(message->all_elements, message->elements));
+  return [message, own, num_ranks] {
+    for (const Work& work : message->works) work.wait();
+    const at::Tensor scales = message->all_scales.to(at::kFloat);
+    at::Tensor sum;
+    for (int64_t rank = 0; rank < num_ranks; ++rank) {
+      const at::Tensor of_rank = (message->all_elements.select(0, rank).to(at::kFloat) -
+                                  scales.select(0, rank).select(0, 1)) *
+                                 scales.select(0, rank).select(0, 0);
+      sum = rank == 0 ? of_rank : sum.add_(of_rank);
+    }
+    own.copy_(sum);
+  };
+}
+
+}  // namespace
+
+Hook allreduce() {
+  return custom("allreduce", start_sum);
+}
+
+Hook fp16_compress_wrapper(const Hook& inner) {
+  return compressed_by("fp16_compress_wrapper", at::kHalf, inner);
+}
+
+Hook bf16_compress_wrapper(const Hook& inner) {
+  return compressed_by("bf16_compress_wrapper", at::kBFloat16, inner);
+}
+
+Hook fp16_compress() {
+  return fp16_compress_wrapper(allreduce());
+}
+
+Hook bf16_compress() {
+  return bf16_compress_wrapper(allreduce());
+}
+
+Hook quantize_per_tensor() {
+  return custom("quantize_per_tensor", start_quantized);
+}
+
+Hook custom(std::string name, Start start) {
+  if (!start || name.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "comm_hooks::custom: a hook needs a name and a function");
+  }
+  return std::make_shared<const CommHook>(std::move(name), [start = std::move(start)] {
+    return std::make_unique<WithoutMemory>(start);
+  });
+}
+
+}  // namespace cadre::comm_hooks

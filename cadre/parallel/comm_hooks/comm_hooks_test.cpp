@@ -1,0 +1,387 @@
+// Compares the communication hooks of DistributedDataParallel with one process and with formulas.
+#include "cadre/parallel/comm_hooks/comm_hooks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/testing/torch/fsdp_models.h"
+#include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/rank_expectations.h"
+
+namespace cadre {
+namespace {
+
+using testing::error_of;
+using testing::expect_on_ranks;
+using testing::require;
+using testing::require_refused;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr int64_t kRows = 7;
+constexpr int64_t kInputs = 12;
+
+struct Mlp : nn::Module {
+  explicit Mlp(torch::ScalarType dtype = torch::kDouble) {
+    first = register_module("first", nn::Linear(kInputs, 16));
+    second = register_module("second", nn::Linear(16, 3));
+    to(dtype);
+    testing::set_values(*this);
+  }
+  Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
+  nn::Linear first{nullptr}, second{nullptr};
+};
+
+Tensor batch_of(int step) {
+  // The sines of squares are linearly independent rows.
+  return torch::sin(torch::arange(kRows * kInputs, torch::kDouble).square() * 0.7 + step)
+      .view({kRows, kInputs});
+}
+
+Tensor loss_of(const Tensor& output) {
+  return (output.pow(2) + torch::sin(output)).mean();
+}
+
+// Three ranks have 1, 2 and 4 rows; two ranks have 3 and 4.
+Tensor rows_of(int step, const ProcessGroup& group) {
+  const std::vector<int64_t> ends =
+      group.world_size() == 3 ? std::vector<int64_t>{0, 1, 3, 7} : std::vector<int64_t>{0, 3, 7};
+  const auto rank = static_cast<size_t>(group.rank());
+  return batch_of(step).narrow(0, ends[rank], ends[rank + 1] - ends[rank]);
+}
+
+std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> result;
+  for (const Tensor& tensor : tensors) result.push_back(tensor.detach().clone());
+  return result;
+}
+
+std::vector<Tensor> gradients_of(const nn::Module& net) {
+  std::vector<Tensor> gradients;
+  for (const Tensor& parameter : net.parameters()) gradients.push_back(parameter.grad());
+  return copies(gradients);
+}
+
+// The gradients of one process in the first step.
+std::vector<Tensor> whole_gradients(torch::ScalarType dtype) {
+  Mlp net(dtype);
+  loss_of(net.forward(batch_of(0).to(dtype))).backward();
+  return gradients_of(net);
+}
+
+double error_between(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  double error = 0;
+  double scale = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error = std::max(error, (a[i] - b[i]).abs().max().item<double>());
+    scale = std::max(scale, b[i].abs().max().item<double>());
+  }
+  return error / scale;
+}
+
+DistributedDataParallelOptions with(const comm_hooks::Hook& hook) {
+  DistributedDataParallelOptions options;
+  options.comm_hook = hook;
+  // Several buckets, so that hooks are called during the backward.
+  options.bucket_caps = {.first_bytes = 64, .bytes = 512};
+  return options;
+}
+
+void expect_error_between(const comm_hooks::Hook& hook, double least, double most,
+                          torch::ScalarType dtype = torch::kDouble) {
+  const std::vector<Tensor> expected = whole_gradients(dtype);
+  for (const int num_ranks : {2, 3}) {
+    expect_on_ranks(num_ranks, [&](const ProcessGroup& group) {
+      const auto net = std::make_shared<Mlp>(dtype);
+      DistributedDataParallel model{net, group, with(hook)};
+      for (int i = 0; i < 2; ++i) {  // the second time with the learned buckets
+        model.zero_grad();
+        loss_of(model(rows_of(0, group).to(dtype))).backward();
+        const double error = error_between(gradients_of(*net), expected);
+        require(error >= least && error <= most, format("{}: error {}", hook->name(), error));
+      }
+    });
+  }
+}
+
+// Shares differ in size, so the gradients of a rank must be weighted before the hook sums them.
+TEST(CommHooks, EachHookSumsWeightedGradients) {
+  expect_error_between(comm_hooks::allreduce(), 0, 1e-14);
+  expect_error_between(comm_hooks::fp16_compress(), 1e-7, 1e-3, torch::kFloat);
+  expect_error_between(comm_hooks::bf16_compress(), 1e-4, 8e-3, torch::kFloat);
+  expect_error_between(comm_hooks::quantize_per_tensor(), 1e-4, 1e-2, torch::kFloat);
+  expect_error_between(comm_hooks::bf16_compress_wrapper(comm_hooks::quantize_per_tensor()), 1e-4,
+                       2e-2, torch::kFloat);
+  // These steps are before start_iter.
+  expect_error_between(comm_hooks::power_sgd(), 0, 1e-14);
+  expect_error_between(comm_hooks::fp16_compress_wrapper(comm_hooks::power_sgd()), 1e-7, 1e-3);
+}
+
+TEST(CommHooks, EqualWeightsAndSumsAreKept) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
+    const auto gradient_with = [&](GradientWeighting weighting) {
+      nn::Linear net(nn::LinearOptions(1, 1).bias(false));
+      DistributedDataParallelOptions options = with(comm_hooks::allreduce());
+      options.weighting = weighting;
+      DistributedDataParallel model{net, group, options};
+      model(torch::full({1 + group.rank(), 1}, 1.0 + group.rank())).mean().backward();
+      return net->weight.grad().item<float>();
+    };
+    require(gradient_with(GradientWeighting::kEqual) == 1.5F, "the mean of the ranks");
+    require(gradient_with(GradientWeighting::kSum) == 3.0F, "the sum");
+  });
+}
+
+// A hook of the program sees each bucket once, in order, with views of its buffer.
+TEST(CommHooks, ACustomHookGetsTheBuckets) {
+  const std::vector<Tensor> expected = whole_gradients(torch::kDouble);
+  expect_on_ranks(3, [&](const ProcessGroup& group) {
+    std::vector<size_t> indices;
+    int num_last = 0;
+    const auto hook =
+        comm_hooks::custom("mine", [&](const GradBucket& bucket, const ProcessGroup& ranks) {
+          indices.push_back(bucket.index);
+          num_last += bucket.is_last ? 1 : 0;
+          int64_t numel = 0;
+          for (size_t i = 0; i < bucket.gradients.size(); ++i) {
+            require(bucket.gradients[i].sizes() == bucket.parameters[i].sizes(), "shapes");
+            require(bucket.gradients[i].is_alias_of(bucket.buffer), "views");
+            numel += bucket.gradients[i].numel();
+          }
+          require(numel == bucket.buffer.numel(), "nothing else is in the buffer");
+          const auto work = std::make_shared<Work>(ranks.all_reduce_async(bucket.buffer));
+          return [work] { work->wait(); };
+        });
+    const auto net = std::make_shared<Mlp>();
+    DistributedDataParallel model{net, group, with(hook)};
+    loss_of(model(rows_of(0, group))).backward();
+    require(indices.size() > 1 && num_last == 1, "the buckets of one step");
+    for (size_t i = 0; i < indices.size(); ++i) require(indices[i] == i, "their order");
+    require(error_between(gradients_of(*net), expected) < 1e-14, "the gradients");
+  });
+}
+
+TEST(CommHooks, AHookThatThrowsOnOneRankEndsTheStepOnAll) {
+  for (const bool in_start : {true, false}) {
+    expect_on_ranks(3, [&](const ProcessGroup& group) {
+      const auto hook =
+          comm_hooks::custom("bad", [&](const GradBucket& bucket, const ProcessGroup& ranks) {
+            const bool is_bad = ranks.rank() == 1 && bucket.index == 1;
+            if (is_bad && in_start) throw std::runtime_error("no memory");
+            const auto work = std::make_shared<Work>(ranks.all_reduce_async(bucket.buffer));
+            return [work, is_bad] {
+              if (is_bad) throw std::runtime_error("no memory");
+              work->wait();
+            };
+          });
+      const auto net = std::make_shared<Mlp>();
+      DistributedDataParallel model{net, group, with(hook)};
+      const std::string failure =
+          testing::failure_of([&] { loss_of(model(rows_of(0, group))).backward(); });
+      require(failure.find("no memory") != std::string::npos, failure);
+      if (group.rank() != 1) {
+        require(failure.find("hook bad has thrown on rank 1") != std::string::npos, failure);
+      }
+    });
+  }
+}
+
+TEST(CommHooks, RanksWithOtherHooksAndOptionsWithoutMeaningAreRefused) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
+    const auto net = std::make_shared<Mlp>();
+    const auto wrap = [&](const comm_hooks::Hook& hook) {
+      const DistributedDataParallel model{net, group, with(hook)};
+    };
+    require_refused(
+        [&] { wrap(group.rank() == 0 ? comm_hooks::allreduce() : comm_hooks::bf16_compress()); },
+        "comm_hook is");
+    require_refused(
+        [&] { wrap(comm_hooks::power_sgd({.matrix_approximation_rank = 1 + group.rank()})); },
+        "power_sgd(rank 1");
+    require_refused([&] { wrap(group.rank() == 0 ? nullptr : comm_hooks::allreduce()); }, "none");
+    require_refused(
+        [&] {
+          DistributedDataParallelOptions options = with(comm_hooks::allreduce());
+          options.gradients = GradientPlacement::kSharded;
+          const DistributedDataParallel model{net, group, options};
+        },
+        "reduces whole gradients");
+  });
+  using comm_hooks::PowerSgdOptions;
+  require_refused([] { comm_hooks::power_sgd({.matrix_approximation_rank = 0}); }, "at least 1");
+  require_refused([] { comm_hooks::power_sgd({.start_iter = 1}); }, "start_iter is 1");
+  require_refused([] { comm_hooks::power_sgd({.min_compression_rate = 0}); }, "greater than 0");
+  require_refused([] { comm_hooks::fp16_compress_wrapper(nullptr); }, "inner hook is null");
+  require_refused([] { comm_hooks::custom("", {}); }, "a name and a function");
+}
+
+// A matrix whose rank is that of the approximation is sent without loss, so training equals one
+// process; the gradient of a Linear for r rows has rank r.
+TEST(CommHooks, PowerSgdIsExactForMatricesOfItsRank) {
+  const auto options = comm_hooks::PowerSgdOptions{
+      .matrix_approximation_rank = 3, .start_iter = 2, .min_compression_rate = 1};
+  const auto backward = [](auto& model, const Tensor& rows) { loss_of(model(rows)).backward(); };
+  for (const bool is_three_rows : {true, false}) {
+    const auto batch = [&](int step) { return batch_of(step).narrow(0, 0, is_three_rows ? 3 : 7); };
+    const auto plain = std::make_shared<Mlp>();
+    std::vector<std::vector<Tensor>> expected;
+    for (int step = 0; step < 6; ++step) {
+      plain->zero_grad();
+      loss_of(plain->forward(batch(step))).backward();
+      expected.push_back(gradients_of(*plain));
+    }
+    expect_on_ranks(2, [&](const ProcessGroup& group) {
+      const auto net = std::make_shared<Mlp>();
+      DistributedDataParallelOptions how = with(comm_hooks::power_sgd(options));
+      how.bucket_caps = {.first_bytes = 1 << 20, .bytes = 1 << 20};
+      DistributedDataParallel model{net, group, how};
+      bool was_exact = true;
+      for (int step = 0; step < 6; ++step) {
+        model.zero_grad();
+        const Tensor rows = batch(step);
+        backward(model,
+                 group.rank() == 0 ? rows.narrow(0, 0, 1) : rows.narrow(0, 1, rows.size(0) - 1));
+        const double error = error_between(gradients_of(*net), expected[static_cast<size_t>(step)]);
+        was_exact = was_exact && error < 1e-9;
+      }
+      require(was_exact == is_three_rows, "exact for three rows only");
+    });
+  }
+}
+
+// What the approximation leaves out is sent later: with a constant gradient, the mean of what was
+// received converges to the gradient, and without error feedback it does not.
+TEST(CommHooks, ErrorFeedbackSendsWhatWasLeftOut) {
+  const std::vector<Tensor> expected = whole_gradients(torch::kDouble);
+  for (const bool is_batched : {false, true}) {
+    for (const bool use_error_feedback : {true, false}) {
+      expect_on_ranks(3, [&](const ProcessGroup& group) {
+        const comm_hooks::PowerSgdOptions options{.matrix_approximation_rank = 1,
+                                                  .start_iter = 2,
+                                                  .min_compression_rate = 1,
+                                                  .use_error_feedback = use_error_feedback};
+        const auto net = std::make_shared<Mlp>();
+        DistributedDataParallelOptions how = with(
+            is_batched ? comm_hooks::batched_power_sgd(options) : comm_hooks::power_sgd(options));
+        how.bucket_caps = {.first_bytes = 1 << 20, .bytes = 1 << 20};
+        DistributedDataParallel model{net, group, how};
+        std::vector<Tensor> sums;
+        constexpr int kNumSteps = 400;
+        for (int step = 0; step < kNumSteps + 2; ++step) {
+          model.zero_grad();
+          loss_of(model(rows_of(0, group))).backward();
+          if (step < 2) continue;
+          const auto received = gradients_of(*net);
+          if (sums.empty())
+            sums = copies(received);
+          else
+            for (size_t i = 0; i < sums.size(); ++i) sums[i] += received[i];
+        }
+        for (Tensor& sum : sums) sum /= kNumSteps;
+        const double error = error_between(sums, expected);
+        require(use_error_feedback ? error < 0.06 : error > 0.15, format("error {}", error));
+      });
+    }
+  }
+}
+
+// Returns the bytes of gradients that this rank gives to collectives in one backward, after the
+// first two.
+int64_t bytes_sent(const ProcessGroup& world, const comm_hooks::Hook& hook) {
+  testing::FakeGroup counted(world);
+  std::atomic<int64_t> num_bytes = 0;
+  counted.on_call = [&](testing::GroupCall& call) {
+    // The 64-bit integers are numbers of samples, which the ranks exchange in any case.
+    if (call.input.scalar_type() != torch::kLong) {
+      num_bytes += static_cast<int64_t>(call.input.nbytes());
+    }
+    call.pass_on();
+  };
+  const auto net = std::make_shared<Mlp>(torch::kFloat);
+  DistributedDataParallelOptions options = with(hook);
+  options.bucket_caps = {.first_bytes = 1 << 20, .bytes = 1 << 20};
+  options.broadcast_buffers = false;
+  DistributedDataParallel model{net, counted.group(), options};
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    num_bytes = 0;
+    loss_of(model(rows_of(step, world).to(torch::kFloat))).backward();
+  }
+  return num_bytes - static_cast<int64_t>(reduction::kTrailerNumel * sizeof(float));
+}
+
+TEST(CommHooks, TheBytesSentAreThoseOfTheirFormulas) {
+  constexpr int64_t kNumel = kInputs * 16 + 16 + 16 * 3 + 3;
+  expect_on_ranks(2, [&](const ProcessGroup& group) {
+    const auto expect = [&](const comm_hooks::Hook& hook, int64_t expected) {
+      const int64_t sent = bytes_sent(group, hook);
+      require(sent == expected,
+              format("{}: {} bytes, not {}", hook ? hook->name() : "none", sent, expected));
+    };
+    expect(nullptr, 4 * kNumel);
+    expect(comm_hooks::allreduce(), 4 * kNumel);
+    expect(comm_hooks::bf16_compress(), 2 * kNumel);
+    expect(comm_hooks::fp16_compress(), 2 * kNumel);
+    expect(comm_hooks::quantize_per_tensor(), kNumel + 16);
+    const comm_hooks::PowerSgdOptions options{.start_iter = 2, .min_compression_rate = 1};
+    // Rows and columns of both weights, and the biases.
+    expect(comm_hooks::power_sgd(options), 4 * ((16 + kInputs) + (3 + 16) + (16 + 3)));
+    // The side of the square is 17.
+    expect(comm_hooks::batched_power_sgd(options), 4 * (17 + 17));
+  });
+}
+
+// A resumed run gives the same bits if the hook's state is loaded, and others if it is not.
+TEST(CommHooks, PowerSgdContinuesFromWhatWasSaved) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
+    const auto hook = comm_hooks::power_sgd({.start_iter = 2, .min_compression_rate = 1});
+    DistributedDataParallelOptions options = with(hook);
+    options.bucket_caps = {.first_bytes = 1 << 20, .bytes = 1 << 20};
+    const auto net = std::make_shared<Mlp>();
+    const auto step_of = [&](auto& model, int step) {
+      model.zero_grad();
+      loss_of(model(rows_of(step, group))).backward();
+      return gradients_of(*model.module());
+    };
+    SavedCommHook saved;
+    std::vector<Tensor> expected;
+    {
+      DistributedDataParallel model{net, group, options};
+      for (int step = 0; step < 4; ++step) step_of(model, step);
+      for (const auto& [name, tensor] : model.comm_hook_state()) {
+        saved.emplace_back(name, tensor.clone());
+      }
+      options.layout = model.learned_layout();
+      expected = step_of(model, 4);
+    }
+    DistributedDataParallel resumed{net, group, options};
+    require_refused(
+        [&] {
+          resumed.load_comm_hook_state({{"error.x.0", torch::ones(1)}});
+        },
+        "\"error.x.0\" is none of");
+    resumed.load_comm_hook_state(saved);
+    require(error_between(step_of(resumed, 4), expected) == 0, "the same bits");
+    for (auto& [name, tensor] : saved) {
+      if (name.starts_with("error")) tensor.zero_();
+    }
+    resumed.load_comm_hook_state(saved);
+    require(error_between(step_of(resumed, 4), expected) > 1e-6, "the error matters");
+  });
+}
+
+}  // namespace
+}  // namespace cadre
