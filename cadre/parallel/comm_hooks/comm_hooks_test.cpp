@@ -262,6 +262,56 @@ TEST(CommHooks, PowerSgdIsExactForMatricesOfItsRank) {
   }
 }
 
+// The hook inside of a wrapper gets the gradients of the parameters, too, in 16 bits.
+TEST(CommHooks, AWrapperGivesItsHookTheGradientsIn16Bits) {
+  expect_on_ranks(2, [&](const ProcessGroup& group) {
+    const auto hook =
+        comm_hooks::custom("inner", [&](const GradBucket& bucket, const ProcessGroup& ranks) {
+          require(bucket.buffer.scalar_type() == torch::kHalf, "16 bits");
+          std::vector<Tensor> flat;
+          for (const Tensor& gradient : bucket.gradients) flat.push_back(gradient.reshape({-1}));
+          require(torch::equal(torch::cat(flat), bucket.buffer), "the gradients are its parts");
+          const auto work = std::make_shared<Work>(ranks.all_reduce_async(bucket.buffer));
+          return [work] { work->wait(); };
+        });
+    const auto net = std::make_shared<Mlp>();
+    DistributedDataParallelOptions options = with(comm_hooks::fp16_compress_wrapper(hook));
+    options.bucket_caps = {.first_bytes = 1 << 20, .bytes = 1 << 20};
+    DistributedDataParallel model{net, group, options};
+    loss_of(model(rows_of(0, group))).backward();
+  });
+}
+
+// Steps are counted, not buckets: the first four are summed whole.
+TEST(CommHooks, PowerSgdBeginsAfterItsNumberOfSteps) {
+  const std::vector<Tensor> expected = whole_gradients(torch::kDouble);
+  expect_on_ranks(2, [&](const ProcessGroup& group) {
+    const auto net = std::make_shared<Mlp>();
+    DistributedDataParallel model{
+        net, group, with(comm_hooks::power_sgd({.start_iter = 4, .min_compression_rate = 1}))};
+    for (int step = 0; step < 5; ++step) {
+      model.zero_grad();
+      loss_of(model(rows_of(0, group))).backward();
+      const double error = error_between(gradients_of(*net), expected);
+      require(step < 4 ? error < 1e-14 : error > 1e-3, format("step {}: error {}", step, error));
+    }
+  });
+}
+
+// A float16 bucket loses digits in bfloat16, and saves no bytes.
+TEST(CommHooks, BucketsOf16BitsStayAsTheyAre) {
+  expect_on_ranks(2, [&](const ProcessGroup& group) {
+    const auto gradient_with = [&](const comm_hooks::Hook& hook) {
+      nn::Linear net(nn::LinearOptions(1, 1).bias(false));
+      net->to(torch::kHalf);
+      DistributedDataParallel model{net, group, with(hook)};
+      model(torch::full({1, 1}, 1.0 + 1.0 / 512, torch::kHalf)).sum().backward();
+      return net->weight.grad().item<float>();
+    };
+    require(gradient_with(comm_hooks::bf16_compress()) == 1.0F + 1.0F / 512, "all digits");
+  });
+}
+
 // What the approximation leaves out is sent later: with a constant gradient, the mean of what was
 // received converges to the gradient, and without error feedback it does not.
 TEST(CommHooks, ErrorFeedbackSendsWhatWasLeftOut) {
