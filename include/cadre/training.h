@@ -1,10 +1,11 @@
 // One program for every strategy of data parallelism: the module, its optimizer and a word.
 //
-//   cadre::Training training{Net(), torch::optim::AdamWOptions(1e-3), world};
-//   for (const auto& [images, labels] : training.loader(dataset, {.batch_size = 64}).epoch(0)) {
-//     training.backward(loss_of(training(images), labels));
-//     training.step();
-//   }
+//   cadre::Training training{std::make_shared<Net>(), torch::optim::AdamWOptions(1e-3), world};
+//   training.backward(loss_of(training(x), y));  // x, y: this rank's rows of the batch
+//   training.step();
+//   const auto loss_between = [](const Tensor& out, const Tensor& to) { return loss_of(out, to); };
+//   const cadre::StepResult result = training.step(x, y, loss_between);  // all of these at once
+//   const double loss = training.mean(result.loss);  // of all ranks
 //   // cadre run --nproc-per-node 2 --strategy fsdp ./net
 //
 // Declares:
