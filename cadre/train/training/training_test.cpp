@@ -308,6 +308,7 @@ int64_t numel_of(const std::vector<Tensor>& tensors) {
 // What a rank of four holds, in elements.
 struct Holding {
   int64_t parameters = 0;  // that its optimizer updates
+  int64_t gradients = 0;   // of shards, after a backward
   int64_t moments = 0;     // the first moments of AdamW
   int64_t gathered = 0;    // at the peak, under fsdp and hsdp
 };
@@ -315,8 +316,11 @@ struct Holding {
 Holding holding_of(NetTraining& training, const ProcessGroup& world) {
   const auto [inputs, targets] = rows_of_rank(3, world);
   training.backward(loss_of(training(inputs), targets));
-  training.step();
   Holding held;
+  for (const ParameterShard& shard : training.parameter_shards()) {
+    if (shard.values.grad().defined()) held.gradients += shard.values.grad().numel();
+  }
+  training.step();
   const SnapshotParts parts = training.parts();
   for (const ParameterState& state :
        state_dict(training.local_optimizer(), parts.parameters, {.is_shared = true})) {
@@ -333,36 +337,46 @@ Holding holding_of(NetTraining& training, const ProcessGroup& world) {
   return held;
 }
 
+// Returns what the four ranks hold together, and at `gathered` what the first one has gathered.
+Holding holding_under(DataStrategy strategy, const WrapPolicy& policy = {}) {
+  std::vector<Net> nets = make_nets(4);
+  std::vector<Holding> held(nets.size());
+  const auto result = run_groups(4, [&](const ProcessGroup& world) {
+    const auto rank = static_cast<size_t>(world.rank());
+    NetTraining training(nets[rank].ptr(), with_decay(), world,
+                         {.strategy = strategy, .fsdp = {.wrap_policy = policy}});
+    held[rank] = holding_of(training, world);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  Holding all;
+  for (const Holding& rank : held) {
+    all.parameters += rank.parameters;
+    all.gradients += rank.gradients;
+    all.moments += rank.moments;
+  }
+  all.gathered = held[0].gathered;
+  return all;
+}
+
 TEST(Training, EachRankHoldsWhatTheStrategySays) {
   const int64_t whole = numel_of(Net()->parameters());
-  const int64_t layers = numel_of(Net()->encoder->parameters());
+  const Holding ddp = holding_under(DataStrategy::kDdp);
+  EXPECT_EQ(ddp.parameters, 4 * whole);
+  EXPECT_EQ(ddp.gradients, 0);
+  EXPECT_EQ(ddp.moments, 4 * whole);
   for (const DataStrategy strategy :
-       {DataStrategy::kDdp, DataStrategy::kZero1, DataStrategy::kZero2, DataStrategy::kFsdp,
-        DataStrategy::kHsdp}) {
+       {DataStrategy::kZero1, DataStrategy::kZero2, DataStrategy::kFsdp, DataStrategy::kHsdp}) {
     SCOPED_TRACE(std::string(to_string(strategy)));
-    std::vector<Net> nets = make_nets(4);
-    std::vector<Holding> held(nets.size());
-    const auto result = run_groups(4, [&](const ProcessGroup& world) {
-      const auto rank = static_cast<size_t>(world.rank());
-      auto training = make_training(nets[rank].ptr(), world, strategy);
-      held[rank] = holding_of(training, world);
-    });
-    ASSERT_TRUE(result.ok()) << result.failures();
-    Holding all;
-    for (const Holding& rank : held) {
-      all.parameters += rank.parameters;
-      all.moments += rank.moments;
-      // The layers are units, of which at most two are gathered beside the root's parameters.
-      EXPECT_LT(rank.gathered, whole - layers / kNumLayers);
-      if (has_units(strategy)) {
-        EXPECT_GT(rank.gathered, 0);
-      }
-    }
-    const int num_copies = strategy == DataStrategy::kDdp    ? 4
-                           : strategy == DataStrategy::kHsdp ? 2
-                                                             : 1;
-    EXPECT_EQ(all.parameters, num_copies * whole);
-    EXPECT_EQ(all.moments, num_copies * whole);
+    const Holding held = holding_under(strategy);
+    const int num_copies = strategy == DataStrategy::kHsdp ? 2 : 1;
+    EXPECT_EQ(held.parameters, num_copies * whole);
+    EXPECT_EQ(held.gradients, strategy == DataStrategy::kZero1 ? 0 : num_copies * whole);
+    EXPECT_EQ(held.moments, num_copies * whole);
+    if (!has_units(strategy)) continue;
+    // Two of the four layers are gathered at a time, and not the whole model.
+    const Holding in_one = holding_under(strategy, [](const WrapCandidate&) { return false; });
+    EXPECT_LT(held.gathered, in_one.gathered * 3 / 4);
+    EXPECT_GT(held.gathered, 0);
   }
 }
 
