@@ -39,7 +39,7 @@ conformance:  ## every collective x dtype x operation x ranks x count, on every 
 
 equality:  ## every wrapper against one process and the trainer against PyTorch, in every case (DATA=folder: real data, too)
 	@tools/setup test
-	@tools/build dev cadre_command cadre_train cadre_layers_test cadre_pipeline_parallel_test cadre_pipeline_parity cadre_tests_training cadre_train_test cadre_tests_devices
+	@tools/build dev cadre_command cadre_train cadre_layers_test cadre_pipeline_parallel_test cadre_pipeline_parity cadre_wrapper_parity cadre_tests_training cadre_train_test cadre_tests_devices
 	build/bin/cadre_layers_test --gtest_filter='*Equality*'
 	build/bin/cadre_pipeline_parallel_test --gtest_filter='*Equality*'
 	build/bin/cadre_tests_training --gtest_filter='*Sharded*:*Axes*'
@@ -47,6 +47,7 @@ equality:  ## every wrapper against one process and the trainer against PyTorch,
 	build/bin/cadre_tests_devices
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_test.py build/bin/cadre
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/pipeline_parity_test.py build/bin/cadre build/bin/cadre_pipeline_parity
+	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/wrapper_parity_test.py build/bin/cadre build/bin/cadre_wrapper_parity
 	$(if $(DATA),python3 tests/parity/same_loss.py build/bin/cadre $(DATA))
 
 mutants:  ## COUNT=100 changes of the code at random places: lists those that no test notices; FOLDERS=, SINCE=commit
