@@ -23,9 +23,7 @@
 //   reduced, and what is saved of it.
 // - `comm_hooks::allreduce()`, `comm_hooks::fp16_compress()`, `comm_hooks::bf16_compress()`,
 //   `comm_hooks::fp16_compress_wrapper()`, `comm_hooks::bf16_compress_wrapper()`,
-//   `comm_hooks::quantize_per_tensor()`, `comm_hooks::power_sgd()`,
-//   `comm_hooks::batched_power_sgd()`, `comm_hooks::PowerSgdOptions`, `comm_hooks::custom()`,
-//   `comm_hooks::Hook`: the hooks.
+//   `comm_hooks::quantize_per_tensor()`, `comm_hooks::custom()`, `comm_hooks::Hook`: the hooks.
 // - `BucketLayout`: which gradients are reduced together in one bucket; saved in snapshots.
 // - `plan_bucket_layout()`, `reverse_order()`, `check_layout_fits()`, `BucketCaps`: how a layout is
 //   made and checked.

@@ -78,6 +78,7 @@ at::Tensor run_batch_norm(const at::Tensor& input, const std::optional<at::Tenso
     // Two modules may share a weight, but not their running statistics.
     auto layer = Table::instance().find(running_mean);
     if (!layer) layer = Table::instance().find(weight);
+    if (!layer) layer = Table::instance().find(bias);
     // `training` is also set in eval mode without running statistics, in which the layer uses the
     // statistics of this rank's batch.
     if (layer && layer->is_training() && !layer->is_alone()) {

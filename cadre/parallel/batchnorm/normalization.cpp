@@ -206,6 +206,7 @@ struct Normalization : torch::autograd::Function<Normalization> {
     std::exception_ptr failure;
     try {
       if (creates_graph) refuse_create_graph();
+      if (input.numel() > 0 && backward_weight() == 0.0) refuse_weight_of_zero();
       batch = own_batch(input, mean, gradient);
       inverse_std = (tensors[3] + saved.eps).rsqrt();
     } catch (...) {
@@ -227,6 +228,14 @@ struct Normalization : torch::autograd::Function<Normalization> {
       result[kBias] = batch.sums.gradient.to(*saved.bias_dtype);
     }
     return result;
+  }
+
+  // The rows of this rank are in the statistics of all ranks, so the gradients through them count.
+  [[noreturn]] static void refuse_weight_of_zero() {
+    throw Error(ErrorCode::kInvalidArgument,
+                "this rank has rows in a synchronous batch normalization, and set_num_samples(0) "
+                "says that it has no samples, so the gradients through its rows would be lost. "
+                "Give the rank no rows, or count them");
   }
 
   [[noreturn]] static void refuse_create_graph() {

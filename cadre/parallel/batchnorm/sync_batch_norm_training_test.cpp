@@ -230,6 +230,20 @@ TEST(SyncBatchNormTraining, AccumulationUnderNoSyncNeedsEqualSamples) {
   });
 }
 
+// The statistics of all ranks have the rows of such a rank, so their gradients would be lost.
+TEST(SyncBatchNormTraining, RowsThatCountAsNoSamplesAreRefused) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
+    const auto net = std::make_shared<ResNet>();
+    convert_sync_batchnorm(*net, group);
+    DistributedDataParallel model{net, group};
+    model.set_num_samples(group.rank() == 1 ? 0 : 5);
+    const Tensor loss = loss_of(model(rows_of(0, {5, 6}, group.rank())));
+    const std::string message = testing::failure_of([&] { loss.backward(); });
+    require(message.find(group.rank() == 1 ? "set_num_samples(0)" : "rank 1") != std::string::npos,
+            message);
+  });
+}
+
 TEST(SyncBatchNormTraining, ShardedGradientsAndOptimizerTrainAsOneProcess) {
   const Trained expected = train_alone(whole_batch);
   for (const Sizes& sizes : {Sizes{6, 5}, Sizes{7, 0, 4}}) {

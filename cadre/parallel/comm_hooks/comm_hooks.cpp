@@ -81,14 +81,15 @@ Hook compressed_by(const std::string& name, at::ScalarType dtype, const Hook& in
 // The elements are 0 to 255, as those of PyTorch's observer: the range of the values, extended to
 // contain 0, is divided evenly.
 constexpr double kLargest = 255;
-constexpr double kSmallestScale = 1.1920928955078125e-07;  // the epsilon of float32
 
 FinishReduction start_quantized(const GradBucket& bucket, const ProcessGroup& group) {
   const at::Tensor& own = bucket.buffer;
   const int64_t numel = own.numel();
+  if (numel == 0) return [] {};
   const double least = std::min(own.min().item<double>(), 0.0);
   const double most = std::max(own.max().item<double>(), 0.0);
-  const double scale = std::max((most - least) / kLargest, kSmallestScale);
+  // The scale of a NaN or of an infinity makes all elements NaN, which a GradScaler then notices.
+  const double scale = most == least ? 1.0 : (most - least) / kLargest;
   const double zero = std::clamp(std::round(-least / scale), 0.0, kLargest);
   struct Message {
     at::Tensor scales, all_scales, elements, all_elements;

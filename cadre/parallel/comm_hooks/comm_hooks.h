@@ -36,27 +36,6 @@ CADRE_EXPORT Hook bf16_compress_wrapper(const Hook& inner);
 // in float32 in the order of the ranks. Each rank receives the buckets of all ranks.
 CADRE_EXPORT Hook quantize_per_tensor();
 
-struct PowerSgdOptions {
-  int64_t matrix_approximation_rank = 1;
-  // The number of steps in which the buckets are summed whole, because early gradients need it.
-  int64_t start_iter = 1000;
-  // A gradient is approximated only if that sends fewer elements than 1/rate of it. Not used by the
-  // batched form.
-  double min_compression_rate = 2;
-  // Adds in each step what the approximation of the step before has left out on this rank.
-  bool use_error_feedback = true;
-  // Begins with the last step's matrices instead of random ones.
-  bool warm_start = true;
-  double orthogonalization_epsilon = 0;  // is added to norms, against division by zero
-  uint64_t random_seed = 0;
-};
-// Sends low-rank approximations P * Q^T of the gradients' matrices. Error feedback and warm start
-// are kept by each rank and are part of CommHook::State::saved(). Source: Vogels et al., PowerSGD,
-// https://arxiv.org/abs/1905.13727, algorithms 1 and 2.
-CADRE_EXPORT Hook power_sgd(const PowerSgdOptions& options = {});
-// Approximates each bucket as one square matrix: faster, and less accurate.
-CADRE_EXPORT Hook batched_power_sgd(const PowerSgdOptions& options = {});
-
 // A hook of the program, which keeps nothing that would have to be saved. name: must be equal on
 // all ranks. start: is called for each bucket by every wrapper that has this hook.
 CADRE_EXPORT Hook

@@ -74,10 +74,9 @@ class DistributedDataParallel : public DataParallelModule<M> {
   }
   // Returns the group of the wrapper, whose ranks all have a replica of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }
-  // Returns what the communication hook keeps on this rank between steps, such as PowerSGD's error
-  // feedback, under names; empty if it keeps nothing. A run continues as before if each rank saves
-  // it and loads it into a wrapper with the same hook and the same layout of buckets. The tensors
-  // may share memory with the hook.
+  // Returns what the communication hook keeps on this rank between steps, under names; empty if it
+  // keeps nothing. A run continues as before if each rank saves it and loads it into a wrapper with
+  // the same hook and the same layout of buckets. The tensors may share memory with the hook.
   SavedCommHook comm_hook_state() const {
     this->core();  // throws if this object was moved from
     return replicas_.saved_hook();

@@ -2,7 +2,7 @@
 // WrapCandidate and returns a bool or FullyShardOptions is a policy, too.
 //
 // Each policy has a parameter for the options of the units that it chooses, such as
-// wrap_by_name("encoder.layers.*", {.reshard = Reshard::kAfterBackward}).
+// wrap_by_name({"encoder.layers.*"}, {.reshard = Reshard::kAfterBackward}).
 //
 // Threads: any; policies are pure. Errors: kInvalidArgument for an empty pattern. Source:
 // torch.distributed.fsdp.wrap.

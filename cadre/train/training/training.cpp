@@ -53,7 +53,9 @@ std::vector<int64_t> rows_of_parts(const at::Tensor& inputs, const at::Tensor& t
   return parts;
 }
 
-FullyShardedDataParallelOptions with_units(FullyShardedDataParallelOptions options) {
+FullyShardedDataParallelOptions with_units(const TrainingOptions& given) {
+  FullyShardedDataParallelOptions options = given.fsdp;
+  options.weighting = given.weighting;
   if (options.wrap_policy) return options;
   options.wrap_policy = [is_layer = wrap_layers()](const WrapCandidate& candidate) -> WrapChoice {
     return candidate.is_shard_unit ? true : is_layer(candidate);
@@ -70,9 +72,10 @@ void save(SnapshotFolder& folder, int64_t step, SnapshotParts parts,
 }
 
 LoadedSnapshot load(const std::string& path, const SnapshotParts& parts,
-                    torch::optim::Optimizer& optimizer, const TrainingDivision& division) {
-  LoadedSnapshot loaded = load_sharded(path, parts, division.ranks().group());
-  load_state_dict(optimizer, parts.parameters, loaded.optimizer);
+                    torch::optim::Optimizer& optimizer, const TrainingDivision& division,
+                    const LoadOptions& options) {
+  LoadedSnapshot loaded = load_sharded(path, parts, division.ranks().group(), options);
+  if (options.with_optimizer) load_state_dict(optimizer, parts.parameters, loaded.optimizer);
   return loaded;
 }
 

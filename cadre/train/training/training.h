@@ -84,14 +84,15 @@ CADRE_EXPORT void run_backward(const at::Tensor& loss);
 CADRE_EXPORT std::vector<int64_t> rows_of_parts(const at::Tensor& inputs, const at::Tensor& targets,
                                                 int64_t num_parts);
 
-CADRE_EXPORT FullyShardedDataParallelOptions with_units(FullyShardedDataParallelOptions options);
+// Returns options.fsdp with the weighting, and with a policy if it has none.
+CADRE_EXPORT FullyShardedDataParallelOptions with_units(const TrainingOptions& options);
 
 // Saves, and loads the model and the optimizer.
 CADRE_EXPORT void save(SnapshotFolder& folder, int64_t step, SnapshotParts parts,
                        const torch::optim::Optimizer& optimizer, const TrainingDivision& division);
 CADRE_EXPORT LoadedSnapshot load(const std::string& path, const SnapshotParts& parts,
                                  torch::optim::Optimizer& optimizer,
-                                 const TrainingDivision& division);
+                                 const TrainingDivision& division, const LoadOptions& options);
 
 }  // namespace training
 
@@ -189,6 +190,11 @@ class Training {
   double clip_grad_norm_(double max_norm) {
     return with_wrapper([&](auto& model) { return cadre::clip_grad_norm_(model, max_norm); });
   }
+  // Sets the number of samples of this rank's next forward with grad, if that is not size(0) of its
+  // first tensor: for sequence-first inputs, for example. See DataParallelModule.
+  void set_num_samples(int64_t count) {
+    with_wrapper([&](auto& model) { model.set_num_samples(count); });
+  }
   // Returns the mean over the samples of all ranks of a value that is the mean over this rank's
   // samples of the last forward, or of all parts of the last step.
   double mean(const at::Tensor& value) {
@@ -210,11 +216,16 @@ class Training {
     return std::visit([](auto& updates) -> torch::optim::Optimizer& { return *updates; }, updates_);
   }
 
-  // Makes a loader whose batches the ranks divide. options.ranks is ignored.
-  template <std::derived_from<Dataset> D>
+  // Makes a loader whose batches the ranks divide, of what make_data_loader() takes, or of a shared
+  // dataset. options.ranks is ignored.
+  template <typename D>
   DataLoader loader(D dataset, DataLoaderOptions options) const {
     options.ranks = division_.ranks().group();
-    return make_data_loader(std::move(dataset), options);
+    if constexpr (std::convertible_to<D, std::shared_ptr<const Dataset>>) {
+      return DataLoader(std::move(dataset), options);
+    } else {
+      return make_data_loader(std::move(dataset), options);
+    }
   }
 
   // Returns call(wrapper) with the DistributedDataParallel or FullyShardedDataParallel of the
@@ -260,9 +271,9 @@ class Training {
     training::save(folder, step, std::move(saved), local_optimizer(), division_);
   }
   // Loads model and optimizer of a snapshot, which may come from another strategy and from another
-  // number of ranks.
-  LoadedSnapshot load(const std::string& path) {
-    return training::load(path, parts(), local_optimizer(), division_);
+  // number of ranks. After an error of the optimizer's state the model has the loaded values.
+  LoadedSnapshot load(const std::string& path, const LoadOptions& options = {}) {
+    return training::load(path, parts(), local_optimizer(), division_, options);
   }
 
  private:
@@ -279,9 +290,10 @@ class Training {
 
   std::variant<Replicated, Sharded> make_model(const std::shared_ptr<M>& module) {
     if (has_units(strategy())) {
-      return Sharded(module, division_.ranks(), training::with_units(options_.fsdp));
+      return Sharded(module, division_.ranks(), training::with_units(options_));
     }
     DistributedDataParallelOptions ddp = options_.ddp;
+    ddp.weighting = options_.weighting;
     ddp.gradients = strategy() == DataStrategy::kZero2 ? GradientPlacement::kSharded
                                                        : GradientPlacement::kReplicated;
     return Replicated(module, division_.ranks(), ddp);
@@ -300,15 +312,23 @@ class Training {
     auto& replicated = std::get<Replicated>(model_);
     const auto groups = optimizer_groups(distinct_parameters(*replicated.module()));
     if (strategy() == DataStrategy::kZero1 || strategy() == DataStrategy::kZero2) {
-      return std::make_unique<Zero>(replicated, groups, defaults(), options_.zero);
+      ZeroOptions zero = options_.zero;
+      if (!zero.wait_in_step) zero.wait_in_step = true;
+      return std::make_unique<Zero>(replicated, groups, defaults(), zero);
     }
     return std::make_unique<O>(groups, defaults());
   }
 
-  // torch::optim replaces an option of a group that equals the default of its class by the default
+  // torch::optim replaces an option of a group that equals the default of its class by the option
   // of the optimizer. So every option is set in the groups, and the optimizer has the defaults of
   // the class.
-  Options defaults() const { return Options(optimizer_.lr()); }
+  static Options defaults() {
+    if constexpr (std::is_default_constructible_v<Options>) {
+      return Options();
+    } else {
+      return Options(1e-3);  // SGDOptions, whose learning rate has this default and must be given
+    }
+  }
 
   std::vector<torch::optim::OptimizerParamGroup> optimizer_groups(
       const std::vector<NamedTensor>& parameters) const {
@@ -335,10 +355,12 @@ class Training {
   Updates updates_;
 };
 
-template <ModuleHolder Holder, typename Options, typename... Rest>
-Training(const Holder&, const Options&, Rest&&...)
+template <ModuleHolder Holder, typename Options>
+Training(const Holder&, const Options&, const Ranks&, TrainingOptions = {},
+         const std::vector<ParameterGroup<Options>>& = {})
     -> Training<typename Holder::ContainedType, Options>;
-template <typename M, typename Options, typename... Rest>
-Training(const std::shared_ptr<M>&, const Options&, Rest&&...) -> Training<M, Options>;
+template <typename M, typename Options>
+Training(const std::shared_ptr<M>&, const Options&, const Ranks&, TrainingOptions = {},
+         const std::vector<ParameterGroup<Options>>& = {}) -> Training<M, Options>;
 
 }  // namespace cadre

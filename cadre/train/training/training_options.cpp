@@ -45,6 +45,17 @@ void check_training_options(const TrainingOptions& options, DataStrategy strateg
     refuse_options(format("options.max_norm is {}; choose a number above 0, or leave it out",
                           *options.max_norm));
   }
+  if (!options.fsdp.ignored.empty()) {
+    refuse_options(
+        "options.fsdp.ignored names parameters that no optimizer of a Training would update: make "
+        "a FullyShardedDataParallel yourself, and an optimizer with a group for them");
+  }
+  if (options.ddp.comm_hook && has_units(strategy)) {
+    refuse_options(
+        format("options.ddp.comm_hook is set, and {} reduces gradients without hooks: leave it "
+               "out, or choose ddp or zero1",
+               to_string(strategy)));
+  }
   if (options.autocast && *options.autocast != at::kBFloat16 && *options.autocast != at::kHalf) {
     refuse_options(format("options.autocast is {}; choose BFloat16 or Half, or leave it out",
                           c10::toString(*options.autocast)));
@@ -75,6 +86,7 @@ DataStrategy agreed_strategy(const TrainingOptions& options, const Ranks& ranks)
     return {{"the strategy", std::string(to_string(strategy))},
             {"options.num_replicas", format("{}", options.num_replicas)},
             {"options.num_parts", format("{}", options.num_parts)},
+            {"options.weighting", std::string(to_string(options.weighting))},
             {"options.max_norm", options.max_norm ? format("{}", *options.max_norm) : "unset"},
             {"options.autocast", options.autocast ? c10::toString(*options.autocast) : "unset"}};
   };

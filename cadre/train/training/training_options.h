@@ -41,8 +41,12 @@ struct TrainingOptions {
   // The dtype of the autocast under which forward() runs, such as torch::kBFloat16; its results are
   // converted to float32. nullopt: no autocast.
   std::optional<c10::ScalarType> autocast = {};
-  // The options of the wrappers. Training sets ddp.gradients. If fsdp.wrap_policy is not set, the
-  // layers of the model (wrap_layers()) and its ShardUnits are the units.
+  // How the gradients of the ranks are weighted.
+  GradientWeighting weighting = GradientWeighting::kSamples;
+  // The options of the wrappers. Training sets ddp.gradients and the weighting of both. With
+  // zero.wait_in_step unset, step() waits until this rank has the updated parameters. If
+  // fsdp.wrap_policy is not set, the layers of the model (wrap_layers()) and its ShardUnits are the
+  // units.
   DistributedDataParallelOptions ddp = {};
   ZeroOptions zero = {};
   FullyShardedDataParallelOptions fsdp = {};

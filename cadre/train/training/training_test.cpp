@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/parallel/comm_hooks/comm_hooks.h"
 #include "cadre/parallel/deferred/deferred_init.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/counting_dataset.h"
@@ -434,6 +435,73 @@ TEST(Training, RefusesOptionsThatCannotBe) {
   EXPECT_THAT(refusal(1, {.num_parts = 0}), HasSubstr("options.num_parts is 0"));
   EXPECT_THAT(refusal(1, {.max_norm = 0.0}), HasSubstr("options.max_norm is 0"));
   EXPECT_THAT(refusal(2, {.autocast = torch::kDouble}), HasSubstr("options.autocast is Double"));
+  EXPECT_THAT(refusal(2, {.fsdp = {.ignored = {"head"}}}),
+              HasSubstr("options.fsdp.ignored names parameters that no optimizer"));
+  EXPECT_THAT(refusal(2, {.strategy = DataStrategy::kFsdp,
+                          .ddp = {.comm_hook = comm_hooks::bf16_compress()}}),
+              HasSubstr("options.ddp.comm_hook is set, and fsdp reduces gradients without hooks"));
+}
+
+// torch::optim takes the default learning rate of a class for one that is not set.
+TEST(Training, AGroupKeepsItsLearningRate) {
+  const auto rates_of = [](const auto& base, const auto& other) {
+    std::vector<double> rates;
+    const auto result = run_groups(1, [&](const ProcessGroup& world) {
+      Training training{Net(), base, world, {}, {{.contains = is_vector, .options = other}}};
+      for (const auto& group : training.optimizer().param_groups()) {
+        rates.push_back(group.options().get_lr());
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    return rates;
+  };
+  namespace optim = torch::optim;
+  using ::testing::ElementsAre;
+  EXPECT_THAT(rates_of(optim::AdamWOptions(0.5), optim::AdamWOptions(1e-3)),
+              ElementsAre(1e-3, 0.5));
+  EXPECT_THAT(rates_of(optim::AdamOptions(1e-3), optim::AdamOptions(0.5)), ElementsAre(0.5, 1e-3));
+  EXPECT_THAT(rates_of(optim::SGDOptions(0.5), optim::SGDOptions(1e-3)), ElementsAre(1e-3, 0.5));
+  EXPECT_THAT(rates_of(optim::AdagradOptions(0.5), optim::AdagradOptions(1e-2)),
+              ElementsAre(1e-2, 0.5));
+  EXPECT_THAT(rates_of(optim::RMSpropOptions(0.5), optim::RMSpropOptions(1e-2)),
+              ElementsAre(1e-2, 0.5));
+  EXPECT_THAT(rates_of(AdadeltaOptions(0.5), AdadeltaOptions(1.0)), ElementsAre(1.0, 0.5));
+}
+
+// The program does not change with the strategy, so parameters may be read at any time, on all
+// ranks.
+TEST(Training, ParametersMayBeReadAfterAStep) {
+  for (const DataStrategy strategy :
+       {DataStrategy::kDdp, DataStrategy::kZero1, DataStrategy::kZero2, DataStrategy::kFsdp}) {
+    SCOPED_TRACE(std::string(to_string(strategy)));
+    std::vector<Net> nets = make_nets(2);
+    std::vector<double> sums(2);
+    const auto result = run_groups(2, [&](const ProcessGroup& world) {
+      const auto rank = static_cast<size_t>(world.rank());
+      auto training = make_training(nets[rank].ptr(), world, strategy);
+      const auto [inputs, targets] = rows_of_rank(1, world);
+      training.step(inputs, targets, loss_of);
+      sums[rank] = training->stem->weight.square().sum().item<double>();
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    EXPECT_EQ(sums[0], sums[1]);
+  }
+}
+
+// The samples of a sequence-first input are its second dimension.
+TEST(Training, TheProgramMayCountItsSamples) {
+  std::vector<Net> nets = make_nets(2);
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    const auto rank = static_cast<size_t>(world.rank());
+    auto training = make_training(nets[rank].ptr(), world, DataStrategy::kDdp);
+    const auto [inputs, targets] = batch_of(1);
+    training.set_num_samples(world.rank() == 0 ? 3 : 1);
+    const double loss = world.rank() == 0 ? 4.0 : 8.0;
+    const Tensor own = training(inputs).sum() * 0 + loss;
+    EXPECT_DOUBLE_EQ(training.mean(own), 5.0);
+    training.backward(own);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST(Training, RefusesRanksWithDifferentOptions) {

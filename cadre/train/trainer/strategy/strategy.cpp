@@ -43,7 +43,6 @@ FullyShardedDataParallelOptions sharding_options(const Config& whole, const c10:
   const ParallelConfig& config = whole.parallel;
   FullyShardedDataParallelOptions options;
   if (!device.is_cpu()) options.device = device;
-  options.weighting = weighting_of(whole);
   options.form = shard_form(config);
   if (config.offload != "none") options.offload = FileOffload{.folder = config.offload};
   options.reshard = reshard_of(config);
@@ -66,7 +65,7 @@ class WholeLayers final : public ForwardStrategy {
   WholeLayers(const std::shared_ptr<Model>& model, const Ranks& ranks, const Options& optimizer,
               const TrainingOptions& options, const typename Wrapped::Groups& groups)
       : training_(model, optimizer, ranks, options, groups),
-        counts_samples_(options.ddp.weighting == GradientWeighting::kSamples) {}
+        counts_samples_(options.weighting == GradientWeighting::kSamples) {}
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
     if (counts_samples_) {
@@ -114,9 +113,8 @@ std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
                                                     const OptimizerChoice& choice) {
   TrainingOptions options;
   options.strategy = data_strategy(config.parallel);
-  options.ddp = {.weighting = weighting_of(config), .layout = std::move(buckets)};
-  // infer() calls the model without the wrapper, which would wait for the updated parameters.
-  options.zero = {.wait_in_step = true};
+  options.weighting = weighting_of(config);
+  options.ddp = {.layout = std::move(buckets)};
   options.fsdp = sharding_options(config, layout.device);
   return with_optimizer(
       choice.config, layout.device,
