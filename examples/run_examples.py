@@ -332,10 +332,10 @@ class WithoutLauncher(unittest.TestCase):
 
 class Readme(unittest.TestCase):
     def test_shows_the_example(self):
-        """The program in README.md must equal examples/ddp_toy.cpp, whose main has at most 25 lines."""
-        source = pathlib.Path(__file__).parent / "ddp_toy.cpp"
+        """The program in README.md must equal examples/any_strategy.cpp, whose main has at most 25 lines."""
+        source = pathlib.Path(__file__).parent / "any_strategy.cpp"
         readme = (source.parents[1] / "README.md").read_text()
-        shown = re.search(r"<!-- examples/ddp_toy.cpp -->\n```cpp\n(.*?)```", readme, re.S).group(1)
+        shown = re.search(r"<!-- examples/any_strategy.cpp -->\n```cpp\n(.*?)```", readme, re.S).group(1)
         self.assertEqual(shown, source.read_text())
         main = shown[shown.index("int main"):]
         self.assertLessEqual(len(main.splitlines()), 25)

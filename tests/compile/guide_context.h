@@ -192,6 +192,18 @@ extern const at::Tensor tensor;
 }  // namespace mesh
 namespace my_run_hangs {}
 
+namespace one_program {
+using any_page::Tensor, any_page::world, any_page::x, any_page::step;
+struct NetImpl : torch::nn::Module {
+  NetImpl(int64_t width, int64_t num_classes);
+  Tensor forward(const Tensor& x);
+};
+struct Net : torch::nn::ModuleHolder<NetImpl> {
+  using torch::nn::ModuleHolder<NetImpl>::ModuleHolder;
+};
+extern cadre::Training<NetImpl, torch::optim::AdamWOptions> training;
+}  // namespace one_program
+
 namespace optimizers {
 using namespace any_page;
 extern const Tensor loss;

@@ -466,12 +466,14 @@ void FlatParameters::reshard_onto_group() {
 void FlatParameters::mark_stale() {
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kOnGroup) reshard();
+  if (state_ == State::kFull) {
+    const bool is_to_check = is_unsharded() && !is_private_;
+    is_stale_ = true;
+    guard("have changed on the ranks that own them");
+    if (is_to_check) check_unwritten();
+  }
+  // After the check, which takes another version for a write of the program.
   show_state(state_of_shard());
-  if (state_ == State::kSharded) return;
-  const bool is_to_check = is_unsharded() && !is_private_;
-  is_stale_ = true;
-  guard("have changed on the ranks that own them");
-  if (is_to_check) check_unwritten();
 }
 
 void FlatParameters::make_private() {

@@ -12,7 +12,7 @@
 #include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/sharded_save.h"
 
-namespace cadre::training {
+namespace cadre::training_parts {
 
 GroupOfParameter group_of_parameters(
     const torch::nn::Module& module,
@@ -79,4 +79,4 @@ LoadedSnapshot load(const std::string& path, const SnapshotParts& parts,
   return loaded;
 }
 
-}  // namespace cadre::training
+}  // namespace cadre::training_parts

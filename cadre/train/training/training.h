@@ -67,7 +67,7 @@ struct StepResult {
   std::optional<double> norm;
 };
 
-namespace training {
+namespace training_parts {
 
 // Returns for each parameter, by name, the index of the first group that contains it; the number of
 // groups if none does.
@@ -94,7 +94,7 @@ CADRE_EXPORT LoadedSnapshot load(const std::string& path, const SnapshotParts& p
                                  torch::optim::Optimizer& optimizer,
                                  const TrainingDivision& division, const LoadOptions& options);
 
-}  // namespace training
+}  // namespace training_parts
 
 // M: a torch::nn::Module with a forward() of any arguments. Options: those of an optimizer, such as
 // torch::optim::AdamWOptions. O: the optimizer, which works element by element.
@@ -150,7 +150,7 @@ class Training {
 
   // Computes the gradients of this rank's mean loss, and reduces them to those of the mean over the
   // samples of all ranks.
-  void backward(const at::Tensor& loss) { training::run_backward(loss); }
+  void backward(const at::Tensor& loss) { training_parts::run_backward(loss); }
   // Computes the gradients in parts; see DataParallelModule::backward_in_parts().
   template <typename LossOf>
   at::Tensor backward_in_parts(std::span<const int64_t> num_samples, const LossOf& loss_of) {
@@ -171,7 +171,7 @@ class Training {
   template <typename Loss>
   StepResult step(const at::Tensor& inputs, const at::Tensor& targets, const Loss& loss) {
     const std::vector<int64_t> num_rows =
-        training::rows_of_parts(inputs, targets, options_.num_parts);
+        training_parts::rows_of_parts(inputs, targets, options_.num_parts);
     int64_t begin = 0;
     const at::Tensor mean = backward_in_parts(num_rows, [&](size_t part) -> at::Tensor {
       const int64_t first = std::exchange(begin, begin + num_rows[part]);
@@ -268,12 +268,12 @@ class Training {
   void save(SnapshotFolder& folder, int64_t step, std::string extra = "{}") {
     SnapshotParts saved = parts();
     saved.extra = std::move(extra);
-    training::save(folder, step, std::move(saved), local_optimizer(), division_);
+    training_parts::save(folder, step, std::move(saved), local_optimizer(), division_);
   }
   // Loads model and optimizer of a snapshot, which may come from another strategy and from another
   // number of ranks. After an error of the optimizer's state the model has the loaded values.
   LoadedSnapshot load(const std::string& path, const LoadOptions& options = {}) {
-    return training::load(path, parts(), local_optimizer(), division_, options);
+    return training_parts::load(path, parts(), local_optimizer(), division_, options);
   }
 
  private:
@@ -281,16 +281,16 @@ class Training {
   using Sharded = FullyShardedDataParallel<M>;
   using Zero = ZeroRedundancyOptimizer<O>;
 
-  training::GroupOfParameter grouped(const std::shared_ptr<M>& module) const {
+  training_parts::GroupOfParameter grouped(const std::shared_ptr<M>& module) const {
     if (module == nullptr || groups_.empty()) return {};
     std::vector<std::function<bool(const WholeParameter&)>> contains;
     for (const ParameterGroup<Options>& group : groups_) contains.push_back(group.contains);
-    return training::group_of_parameters(*module, contains);
+    return training_parts::group_of_parameters(*module, contains);
   }
 
   std::variant<Replicated, Sharded> make_model(const std::shared_ptr<M>& module) {
     if (has_units(strategy())) {
-      return Sharded(module, division_.ranks(), training::with_units(options_));
+      return Sharded(module, division_.ranks(), training_parts::with_units(options_));
     }
     DistributedDataParallelOptions ddp = options_.ddp;
     ddp.weighting = options_.weighting;
@@ -350,7 +350,7 @@ class Training {
   TrainingDivision division_;
   Options optimizer_;
   Groups groups_;
-  training::GroupOfParameter group_of_parameter_;
+  training_parts::GroupOfParameter group_of_parameter_;
   std::variant<Replicated, Sharded> model_;
   Updates updates_;
 };

@@ -270,13 +270,13 @@ ScalarSum ForwardStrategy::backward(const Task& task, const Batch& batch,
     const double whole = is_empty ? 0 : 1;
     const double share = options.num_parts == 1 ? whole : share_of_step(end - begin, num_samples);
     if (share == 0) {
-      training::run_backward(output.sum() * 0);  // the mean over no samples is NaN
+      training_parts::run_backward(output.sum() * 0);  // the mean over no samples is NaN
       continue;
     }
     at::Tensor mean =
         with_auxiliary_loss(loss(task, output, batch.target.slice(0, begin, end)), model());
     if (share < 1) mean = mean * share;
-    training::run_backward(mean);
+    training_parts::run_backward(mean);
     mean_loss.add(mean);
   }
   mean_loss.begin_copy();
