@@ -472,7 +472,7 @@ void FlatParameters::mark_stale() {
     guard("have changed on the ranks that own them");
     if (is_to_check) check_unwritten();
   }
-  // After the check, which takes another version for a write of the program.
+  // The check above takes another version for a write of the program, so this comes after it.
   show_state(state_of_shard());
 }
 
