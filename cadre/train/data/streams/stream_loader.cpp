@@ -122,7 +122,9 @@ class StreamLoader::Reader {
   // The batches before `index` that no thread has asked for yet are read first, and kept.
   Planned plan(int64_t index) {
     const std::lock_guard lock(mutex_);
-    if (failure_) std::rethrow_exception(failure_);
+    // The batches that were read before a failure are whole: the thread of a later batch may have
+    // read them, and has failed at its own.
+    if (failure_ && index >= num_planned_) std::rethrow_exception(failure_);
     try {
       while (num_planned_ <= index) planned_.emplace(num_planned_++, read());
     } catch (...) {
