@@ -160,7 +160,7 @@ class Training {
   // TrainingOptions::max_norm is set, and returns their norm before the scaling.
   std::optional<double> step() {
     std::optional<double> norm;
-    if (options_.max_norm) norm = clip_grad_norm_(*options_.max_norm);
+    if (options_.max_norm) norm = clip_grad_norm(*options_.max_norm);
     optimizer().step();
     zero_grad();
     return norm;
@@ -187,7 +187,7 @@ class Training {
   }
   // Scales the gradients such that their norm over all ranks is at most max_norm. Returns the norm
   // before the scaling.
-  double clip_grad_norm_(double max_norm) {
+  double clip_grad_norm(double max_norm) {
     return with_wrapper([&](auto& model) { return cadre::clip_grad_norm_(model, max_norm); });
   }
   // Sets the number of samples of this rank's next forward with grad, if that is not size(0) of its

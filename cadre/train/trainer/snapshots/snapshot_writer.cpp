@@ -12,11 +12,11 @@
 
 namespace cadre::train {
 SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, Strategy& strategy,
-                               SaveOptions options)
+                               const SaveOptions& options)
     : folder_(std::move(folder)), world_(world), strategy_(strategy) {
   if (!strategy.holds_parts()) return;
   check_savable(strategy.parts(), world_);
-  saver_ = std::make_unique<SnapshotSaver>(folder_, world_, std::move(options));
+  saver_ = std::make_unique<SnapshotSaver>(folder_, world_, options);
 }
 
 void SnapshotWriter::begin(const TrainState& state, const Model* model) {

@@ -41,7 +41,7 @@ class SnapshotWriter {
   };
 
   SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, Strategy& strategy,
-                 SaveOptions options);
+                 const SaveOptions& options);
 
   // `model` is null if the ranks hold shards or parts. REQUIRES: finish() was called since the last
   // begin().

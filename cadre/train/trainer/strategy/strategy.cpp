@@ -91,7 +91,7 @@ class WholeLayers final : public ForwardStrategy {
     return owned_shards();
   }
   std::vector<ParameterShard> owned_shards() const override { return training_.parameter_shards(); }
-  double clip_gradients(double max_norm) override { return training_.clip_grad_norm_(max_norm); }
+  double clip_gradients(double max_norm) override { return training_.clip_grad_norm(max_norm); }
   SnapshotParts parts() const override { return training_.parts(); }
   bool holds_parts() const override { return !owned_shards().empty(); }
   std::optional<BucketLayout> learned_layout() const override {
