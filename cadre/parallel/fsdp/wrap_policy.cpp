@@ -5,30 +5,14 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {
 namespace {
-
-// Returns whether the pattern, in which `*` stands for any text without a dot, matches the name.
-bool matches(std::string_view pattern, std::string_view name) {
-  while (!pattern.empty() && pattern.front() != '*') {
-    if (name.empty() || name.front() != pattern.front()) return false;
-    pattern.remove_prefix(1);
-    name.remove_prefix(1);
-  }
-  if (pattern.empty()) return name.empty();
-  pattern.remove_prefix(1);
-  while (!matches(pattern, name)) {
-    if (name.empty() || name.front() == '.') return false;
-    name.remove_prefix(1);
-  }
-  return true;
-}
 
 bool is_container(const torch::nn::Module& module) {
   return dynamic_cast<const torch::nn::SequentialImpl*>(&module) != nullptr ||
@@ -49,18 +33,17 @@ bool is_layer(const WrapCandidate& candidate) {
 
 }  // namespace
 
-WrapPolicy wrap_by_name(std::initializer_list<std::string> patterns, FullyShardOptions options) {
-  std::vector<std::string> given(patterns);
-  if (given.empty() || std::ranges::any_of(given, &std::string::empty)) {
+WrapPolicy wrap_by_name(std::vector<std::string> patterns, FullyShardOptions options) {
+  if (patterns.empty() || std::ranges::any_of(patterns, &std::string::empty)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "cadre::wrap_by_name(): a pattern is missing or empty; name modules of the model, "
                 "such as \"layers.*\"");
   }
-  return [given = std::move(given), options](const WrapCandidate& candidate) {
+  return [patterns = std::move(patterns), options](const WrapCandidate& candidate) {
     const auto is_named = [&](const std::string& pattern) {
-      return matches(pattern, candidate.name);
+      return wrap::matches_pattern(pattern, candidate.name);
     };
-    return unit_if(std::ranges::any_of(given, is_named), options);
+    return unit_if(std::ranges::any_of(patterns, is_named), options);
   };
 }
 

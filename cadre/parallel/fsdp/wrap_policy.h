@@ -11,9 +11,9 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/fsdp/options.h"
@@ -54,7 +54,7 @@ WrapPolicy wrap_by_type(FullyShardOptions options = {}) {
 
 // Chooses modules whose names match one of the patterns. In a pattern, `*` stands for any text
 // without a dot: "layers.*" matches "layers.3" and not "layers.3.linear1".
-CADRE_EXPORT WrapPolicy wrap_by_name(std::initializer_list<std::string> patterns,
+CADRE_EXPORT WrapPolicy wrap_by_name(std::vector<std::string> patterns,
                                      FullyShardOptions options = {});
 
 // Chooses the layers of a model: the modules that a torch::nn::Sequential, ModuleList or ModuleDict

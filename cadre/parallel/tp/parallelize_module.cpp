@@ -13,39 +13,13 @@
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/module_division.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {
 namespace {
 
 [[noreturn]] void refuse(const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument, format("parallelize_module: {}", problem));
-}
-
-// Returns whether the name matches the pattern. On a mismatch only the last star is extended by one
-// more character. Earlier stars need no extension: the text between two stars has matched at the
-// first possible place, and if that text has a dot, it can match at one place only. So the time is
-// at most the product of the two lengths.
-bool matches(std::string_view pattern, std::string_view name) {
-  size_t at = 0;  // the next character of the pattern
-  // The next character of the name; the name before it matches the pattern before `at`.
-  size_t in_name = 0;
-  std::optional<size_t> last_star;
-  size_t star_end = 0;  // the end, in the name, of the text that the last star has taken
-  while (in_name < name.size()) {
-    if (at < pattern.size() && pattern[at] == '*') {
-      last_star = at++;
-      star_end = in_name;
-    } else if (at < pattern.size() && pattern[at] == name[in_name]) {
-      ++at;
-      ++in_name;
-    } else if (last_star && name[star_end] != '.') {
-      in_name = ++star_end;
-      at = *last_star + 1;
-    } else {
-      return false;
-    }
-  }
-  return pattern.find_first_not_of('*', at) == std::string_view::npos;
 }
 
 struct PlannedLayer {
@@ -141,7 +115,7 @@ class Planner {
   const PlanEntry* entry_of(const std::string& name) {
     const PlanEntry* found = nullptr;
     for (size_t i = 0; i < plan_.size(); ++i) {
-      if (!matches(plan_[i].pattern, name)) continue;
+      if (!wrap::matches_pattern(plan_[i].pattern, name)) continue;
       ++num_matches_[i];
       if (found != nullptr) {
         refuse(format("two patterns, \"{}\" ({}) and \"{}\" ({}), match \"{}\"", found->pattern,

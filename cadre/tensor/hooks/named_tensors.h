@@ -1,5 +1,5 @@
-// Lists the parameters and buffers of a module by name, each tensor once, and finds a module that
-// another one shares.
+// Lists the parameters and buffers of a module by name, each tensor once, finds a module that
+// another one shares, and matches names with patterns.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the tensors. Errors: none.
 #pragma once
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/core/base/export.h"
@@ -42,4 +43,12 @@ class CADRE_EXPORT SharingModule {
   virtual std::shared_ptr<torch::nn::Module> shared_module() const = 0;
 };
 
+namespace wrap {
+
+// Returns whether the whole name of a module or parameter matches the pattern, in which `*` stands
+// for any text without a dot: "blocks.*" matches "blocks.3". Takes at most the product of the two
+// lengths.
+bool matches_pattern(std::string_view pattern, std::string_view name);
+
+}  // namespace wrap
 }  // namespace cadre
