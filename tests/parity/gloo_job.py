@@ -47,6 +47,16 @@ def print_losses(train, cases):
     distributed.destroy_process_group()
 
 
+def losses_of_cadre(command, world_size, program, *arguments, losses, timeout_s):
+    """Starts the program on world_size ranks, whose arguments contain the path `losses`, and returns the losses
+    that it has written there, one on each line. Ends this process if the program fails."""
+    words = [command, "run", "--nproc-per-node", world_size, "--no-python", program, *arguments]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, words))} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return [float(line) for line in losses.read_text().split()]
+
+
 def difference(a, b):
     """Returns the largest relative difference of two lists of losses."""
     return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))

@@ -12,7 +12,6 @@ training on one process moves the losses by less than ten times the bound.
 
 import argparse
 import pathlib
-import subprocess
 import sys
 import tempfile
 import typing
@@ -245,12 +244,9 @@ def train_cadre(command, program, folder, name):
     case = CASES[name]
     data, losses = folder / f"{name}.safetensors", folder / f"{name}.losses"
     safetensors_file.write(data, {**dict(make_model(case).named_parameters()), "tokens": make_tokens()})
-    words = [command, "run", "--nproc-per-node", WORLD_SIZE, "--no-python", program, data, case.schedule,
-             case.stages_per_rank, case.microbatches, case.optimizer, losses] + ["tied"] * case.tied
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode != 0:
-        sys.exit(f"{name}: cadre run ended with {done.returncode}\n{done.stdout}{done.stderr}")
-    return [float(line) for line in losses.read_text().split()]
+    return gloo_job.losses_of_cadre(
+        command, WORLD_SIZE, program, data, case.schedule, case.stages_per_rank, case.microbatches, case.optimizer,
+        losses, *(["tied"] * case.tied), losses=losses, timeout_s=TIMEOUT_S)
 
 
 def compare(command, program, cases):

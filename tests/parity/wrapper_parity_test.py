@@ -13,7 +13,6 @@ its gradients are rounded, or its statistics are others.
 
 import argparse
 import pathlib
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -120,11 +119,8 @@ def train_on_gloo(case):
 
 def train_cadre(command, program, folder, case):
     losses = folder / f"{case}.losses"
-    words = [command, "run", "--nproc-per-node", WORLD_SIZE, "--no-python", program, folder, case, losses]
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode != 0:
-        sys.exit(f"{case}: cadre run ended with {done.returncode}\n{done.stdout}{done.stderr}")
-    return [float(line) for line in losses.read_text().split()]
+    return gloo_job.losses_of_cadre(command, WORLD_SIZE, program, folder, case, losses, losses=losses,
+                                    timeout_s=TIMEOUT_S)
 
 
 def compare(command, program, cases):
