@@ -145,7 +145,8 @@ class TidyTest(unittest.TestCase):
 
     def test_comment_without_its_subject(self):
         for comment in ["// Of the last step.", "int step = 0;  // of the last snapshot",
-                        "int a;\n// With shards, the sizes differ.", 'f("//");  // as above']:
+                        "int a;\n// With shards, the sizes differ.", 'f("//");  // as above',
+                        "// The sum of all.\n// Of two equal sums it is the first."]:
             with self.subTest(comment):
                 self.assert_finds("cadre/core/base/a.cpp", comment + "\n", "begins with its subject")
         for comment in ["// The sum. In a shard\n// of the last rank it is 0.", "int a;  // at most 4",

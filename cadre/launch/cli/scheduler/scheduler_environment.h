@@ -28,8 +28,8 @@ struct SchedulerStart {
   int num_nodes = 0;           // at least 2
   int node_rank = 0;           // below num_nodes
   std::string evidence;        // "SLURM_STEP_NUM_TASKS is 2", for errors
-  // Of srun: a name of the job's step and the first of its hosts. The other starters set no
-  // variables for these; a process manager knows them (process_manager.h).
+  // A name of the job's step and the first of its hosts, if srun has started the job. The other
+  // starters set no variables for these; a process manager knows them (process_manager.h).
   std::string job;
   std::string first_host;
 

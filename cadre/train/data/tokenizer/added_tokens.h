@@ -22,7 +22,7 @@ class AddedTokens {
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
   // Calls take_text for the text between added tokens, and take_token for each of them, in order.
-  // Of tokens that begin at one place the longest is taken.
+  // If several tokens begin at one place, takes the longest.
   void divide(std::string_view text, const std::function<void(std::string_view)>& take_text,
               const std::function<void(const AddedToken&)>& take_token) const;
 
