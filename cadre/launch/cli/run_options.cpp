@@ -306,12 +306,7 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
     AcceptedFlag{{"--flight-records", "FOLDER"}, Origin::kCadre, take_flight_folder},
     // The program knows the strategies, and refuses others by name.
-    AcceptedFlag{{"--strategy", "NAME"},
-                 Origin::kCadre,
-                 [](const GivenOption& given, RunOptions& options) {
-                   options.strategy = given.value;
-                   return Status();
-                 }},
+    AcceptedFlag{{"--strategy", "NAME"}, Origin::kCadre, take_text<&RunOptions::strategy>},
     AcceptedFlag{{"--token-file", "FILE"}, Origin::kCadre, take_text<&RunOptions::token_file>},
     AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},
     AcceptedFlag{{"--shutdown-timeout", "SECONDS"}, Origin::kTorchrun, take_shutdown_timeout},

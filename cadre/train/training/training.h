@@ -87,7 +87,7 @@ CADRE_EXPORT std::vector<int64_t> rows_of_parts(const at::Tensor& inputs, const 
 // Returns options.fsdp with the weighting, and with a policy if it has none.
 CADRE_EXPORT FullyShardedDataParallelOptions with_units(const TrainingOptions& options);
 
-// Saves, and loads the model and the optimizer.
+// Save and load the model and the state of the optimizer. Collective.
 CADRE_EXPORT void save(SnapshotFolder& folder, int64_t step, SnapshotParts parts,
                        const torch::optim::Optimizer& optimizer, const TrainingDivision& division);
 CADRE_EXPORT LoadedSnapshot load(const std::string& path, const SnapshotParts& parts,

@@ -1,9 +1,9 @@
 // The configuration of a Training: the strategy by which ranks divide a model, and what a step
 // does.
 //
-// Threads: plain values. Blocking: Division is made collectively. Errors: kInvalidArgument, equal
-// on all ranks, for an unknown or impossible strategy, for options out of range, and for ranks with
-// different options.
+// Threads: plain values. Blocking: a TrainingDivision is made collectively. Errors:
+// kInvalidArgument, equal on all ranks, for an unknown or impossible strategy, for options out of
+// range, and for ranks with different options.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -31,7 +31,7 @@ struct TrainingOptions {
   // nullopt: the strategy that CADRE_STRATEGY names, or else ddp.
   std::optional<DataStrategy> strategy = {};
   // The number of groups of ranks that each have the whole model under hsdp. 0: one for each host,
-  // or two if all ranks are on one host. A mesh of two axes given as the ranks says it, too.
+  // or two if all ranks are on one host. Not used if the ranks are a mesh of two axes.
   int num_replicas = 0;
   // The number of parts into which Training::step() divides this rank's rows of a batch, one after
   // the other, to save memory (gradient accumulation).
