@@ -254,6 +254,10 @@ TEST(SyncBatchNorm, LayersStaySynchronousWhenTheirTensorsChange) {
   expect_synchronous([](auto& norm) { norm->weight.set_data(torch::ones(2)); });
   expect_synchronous([](auto& norm) { norm->weight = torch::ones(2); });
   expect_synchronous([](auto& norm) { norm->running_mean = torch::zeros(2); });
+  expect_synchronous([](auto& norm) {  // the layer is then known by its bias
+    norm->weight = torch::ones(2);
+    norm->running_mean = torch::zeros(2);
+  });
   expect_synchronous([](auto& norm) {
     norm->eval();
     norm->train();

@@ -441,6 +441,7 @@ TEST(StreamLoader, ItsCollateMakesTheBatch) {
   EXPECT_THROW(stack_samples({one, {.data = at::zeros({2}), .target = at::zeros({1})}}), Error);
 }
 
+// No batch comes before the one that is late: a machine under load may make it late, too.
 TEST(StreamLoader, AStreamThatDoesNotReturnIsReportedAtItsTimeout) {
   const auto is_open = std::make_shared<std::atomic<bool>>(false);
   const auto system = std::shared_ptr<os::System>(os::make_native_system());
@@ -450,16 +451,14 @@ TEST(StreamLoader, AStreamThatDoesNotReturnIsReportedAtItsTimeout) {
                          .before =
                              [=](int64_t index) {
                                const auto waiter = system->make_waiter();
-                               while (index == 4 && !*is_open) {
+                               while (index == 0 && !*is_open) {
                                  waiter->park(system->deadline_in(std::chrono::milliseconds(1)));
                                }
                              }}),
         {.batch_size = 2, .num_threads = 2, .timeout = std::chrono::milliseconds(100)});
-    auto batch = loader.epoch(0).begin();
-    ++batch;
     for (int attempt = 0; attempt < 2; ++attempt) {
       try {
-        ++batch;
+        (void)loader.epoch(0).begin();
         ADD_FAILURE();
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kTimeout);
