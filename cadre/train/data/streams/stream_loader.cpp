@@ -363,7 +363,8 @@ void StreamLoader::load_state(std::string_view state) {
   LoaderPosition loaded;
   std::optional<std::string> of_stream;
   const auto load = [&]() -> std::vector<AgreedField> {
-    StateReader in(state, kLoader, stream().digest().value_or(0));
+    SampleStream& stream = free_stream();
+    StateReader in(state, kLoader, stream.digest().value_or(0));
     loaded.epoch = in.number("epoch", std::numeric_limits<int64_t>::max());
     loaded.samples = in.number("number of samples", std::numeric_limits<int64_t>::max());
     const bool has_state = in.number("mark of a state", 1) == 1;
@@ -371,7 +372,7 @@ void StreamLoader::load_state(std::string_view state) {
     in.end();
     if (has_state) {
       of_stream = text;
-      free_stream().load_state(text);
+      stream.load_state(text);
     }
     return {{"state", cadre::format("{:016x}", fnv1a(state))}};
   };
