@@ -39,7 +39,7 @@ constexpr int kWorldSize = 3;
 constexpr Duration kStopTimeout = seconds(5);
 constexpr Duration kLimit = seconds(4);
 #else
-constexpr Duration kStopTimeout = seconds(1);
+constexpr Duration kStopTimeout = seconds(2);
 constexpr Duration kLimit = seconds(2);
 #endif
 // The number of elements. It is so large that with every engine the victim must move data in the
