@@ -119,12 +119,15 @@ class CADRE_EXPORT ContextParallel {
   std::shared_ptr<const PrivateMessages> messages_;
 };
 
-// A layer whose input may be only this rank's tokens of a sequence: (B, T of this rank, ...).
+// A layer whose input may be only this rank's tokens of a sequence, (B, T of this rank, ...), or
+// that takes them itself.
 class CADRE_EXPORT ContextParallelLayer {
  public:
   virtual ~ContextParallelLayer() = default;
   // Returns the options of the layer that must be equal on all ranks.
   virtual std::string options_text() const { return {}; }
+  // Returns true if the input is the whole sequence, of which the layer takes this rank's tokens.
+  virtual bool takes_whole_sequences() const { return false; }
   void set_context_parallel(const ContextParallel& context) { context_ = context; }
 
  protected:

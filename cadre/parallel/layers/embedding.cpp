@@ -109,8 +109,9 @@ at::Tensor EmbeddingImpl::logits(const at::Tensor& hidden) const {
   if (how->style == ParallelStyle::kSequence) {
     return at::linear(hidden, functional::copy_to_group(weight, how->group));
   }
-  return column_parallel_linear(hidden, weight, {}, how->group,
-                                {.sequence_parallel = how->sequence_parallel});
+  const at::Tensor part = column_parallel_linear(hidden, weight, {}, how->group,
+                                                 {.sequence_parallel = how->sequence_parallel});
+  return how->gather_output ? gather_features(part, how->group, options.num_embeddings()) : part;
 }
 
 std::shared_ptr<torch::nn::Module> EmbeddingImpl::clone(

@@ -34,7 +34,8 @@ class CADRE_EXPORT EmbeddingImpl : public torch::nn::EmbeddingImpl, public Tenso
   at::Tensor forward(const at::Tensor& indices);
   // Computes the logits of an output head that is tied to the table: hidden * table^T. hidden:
   // (..., D), or with sequence parallelism this rank's shard. Result: (..., V); in the style
-  // kRowwise only this rank's part of V, the input of vocab_parallel_cross_entropy().
+  // kRowwise without gather_output only this rank's part of V, the input of
+  // vocab_parallel_cross_entropy().
   at::Tensor logits(const at::Tensor& hidden) const;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;

@@ -52,7 +52,8 @@ struct LayerParallelism {
   // If true, activations between the divided layers are shards along T: column-parallel layers
   // gather their input, and row-parallel layers reduce-scatter their output.
   bool sequence_parallel = false;
-  // If true, a kColwise linear layer gathers its output, so that every rank has the whole output.
+  // If true, a kColwise linear layer gathers its output, so that every rank has the whole output; a
+  // kRowwise embedding does that with its logits.
   bool gather_output = false;
   // If true, the input of a kRowwise linear layer is divided. If false, every rank has the whole
   // input.
@@ -131,6 +132,8 @@ struct PlanEntry {
 struct TensorParallelPlanOptions {
   // If true, activations between the divided layers are shards of the sequence.
   bool sequence_parallel = false;
+  // If true, logits are gathered, so that every rank has those of the whole vocabulary.
+  bool whole_logits = false;
 };
 
 // A module that contains layers and has a plan for their division.

@@ -11,6 +11,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/layers/context_parallel.h"
+#include "cadre/parallel/layers/embedding.h"
 #include "cadre/parallel/layers/module_division.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/named_tensors.h"
@@ -54,16 +55,19 @@ class Planner {
 
  private:
   static void check_options(const PlanEntry& entry) {
-    const auto refuse_option = [&](std::string_view option, ParallelStyle style) {
-      refuse(format("the entry \"{}\" ({}) has {}, which only a {} layer obeys; leave it out",
-                    entry.pattern, to_string(entry.style), option, to_string(style)));
-    };
-    if (entry.gather_output && entry.style != ParallelStyle::kColwise) {
-      refuse_option("gather_output", ParallelStyle::kColwise);
+    if (entry.gather_output && entry.style != ParallelStyle::kColwise &&
+        entry.style != ParallelStyle::kRowwise) {
+      refuse_option(entry, "gather_output", ParallelStyle::kColwise);
     }
     if (!entry.input_is_parallel && entry.style != ParallelStyle::kRowwise) {
-      refuse_option("input_is_parallel = false", ParallelStyle::kRowwise);
+      refuse_option(entry, "input_is_parallel = false", ParallelStyle::kRowwise);
     }
+  }
+
+  [[noreturn]] static void refuse_option(const PlanEntry& entry, std::string_view option,
+                                         ParallelStyle style) {
+    refuse(format("the entry \"{}\" ({}) has {}, which only a {} layer obeys; leave it out",
+                  entry.pattern, to_string(entry.style), option, to_string(style)));
   }
 
   void add(const std::string& name, torch::nn::Module& module) {
@@ -103,6 +107,10 @@ class Planner {
   }
 
   void plan_layer(const std::string& name, TensorParallelLayer& layer, const PlanEntry& entry) {
+    if (entry.gather_output && entry.style == ParallelStyle::kRowwise &&
+        dynamic_cast<const EmbeddingImpl*>(&layer) == nullptr) {
+      refuse_option(entry, "gather_output", ParallelStyle::kColwise);
+    }
     LayerParallelism how{.group = group_,
                          .style = entry.style,
                          .sequence_parallel = is_sequence_parallel_,

@@ -81,7 +81,9 @@ at::Tensor TransformerEmbeddingImpl::forward(const at::Tensor& indices) {
 
 std::vector<PlanEntry> TransformerEmbeddingImpl::plan(
     const TensorParallelPlanOptions& division) const {
-  std::vector<PlanEntry> entries = {{.pattern = "tokens", .style = ParallelStyle::kRowwise}};
+  std::vector<PlanEntry> entries = {{.pattern = "tokens",
+                                     .style = ParallelStyle::kRowwise,
+                                     .gather_output = division.whole_logits}};
   if (division.sequence_parallel) {
     entries.push_back({.pattern = "positions", .style = ParallelStyle::kSequence});
   }
@@ -152,7 +154,11 @@ at::Tensor TransformerHeadImpl::forward(const at::Tensor& x) {
 
 std::vector<PlanEntry> TransformerHeadImpl::plan(const TensorParallelPlanOptions& division) const {
   std::vector<PlanEntry> entries;
-  if (output) entries.push_back({.pattern = "output", .style = ParallelStyle::kColwise});
+  if (output) {
+    entries.push_back({.pattern = "output",
+                       .style = ParallelStyle::kColwise,
+                       .gather_output = division.whole_logits});
+  }
   if (division.sequence_parallel) {
     entries.push_back({.pattern = "norm", .style = ParallelStyle::kSequence});
   }

@@ -60,6 +60,7 @@ class CADRE_EXPORT TransformerEmbeddingImpl : public torch::nn::Module,
   // with context or sequence parallelism. Result: (B, T, embed_dim), where T is the number of this
   // rank's tokens.
   at::Tensor forward(const at::Tensor& indices);
+  bool takes_whole_sequences() const override { return true; }
   // The plan divides the layer `tokens` by rows, that is, by the vocabulary.
   std::vector<PlanEntry> plan(const TensorParallelPlanOptions& options) const override;
 
@@ -103,7 +104,8 @@ class CADRE_EXPORT TransformerHeadImpl : public torch::nn::Module,
 
   // x: (B, T, embed_dim), where T is the number of this rank's tokens. Result: (B, T, vocabulary).
   // With tensor parallelism the result has this rank's part of the vocabulary, for the whole
-  // sequence, as vocab_parallel_cross_entropy() takes it.
+  // sequence, as vocab_parallel_cross_entropy() takes it; the whole vocabulary if the plan was made
+  // with whole_logits.
   at::Tensor forward(const at::Tensor& x);
   // The plan divides `output` by output features, that is, by the vocabulary.
   std::vector<PlanEntry> plan(const TensorParallelPlanOptions& options) const override;
