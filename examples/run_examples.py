@@ -110,14 +110,18 @@ class Examples(unittest.TestCase):
 
     def test_any_strategy(self):
         losses = {}
-        for strategy, ranks in (("ddp", 1), ("ddp", 2), ("zero1", 2), ("zero2", 3), ("fsdp", 2), ("fsdp", 3), ("hsdp", 4)):
+        for strategy, ranks, name in (("single", 1, "single"), ("ddp", 2, "ddp"), ("zero1", 2, "zero1"),
+                                      ("zero2", 3, "zero2"), ("fsdp", 2, "fsdp"), ("fsdp", 3, "fsdp"),
+                                      ("hsdp", 4, "hsdp"), ("tensor", 2, "ddp, tensor 2"),
+                                      ("pipeline", 2, "ddp, pipeline 2"),
+                                      ("fsdp,tensor=2", 4, "fsdp, tensor 2")):
             [line] = run("any_strategy", ranks=ranks, options=("--strategy", strategy))
-            name, loss = re.fullmatch(r"(\w+), loss ([0-9.e-]+)", line).groups()
-            self.assertEqual(name, strategy)
+            printed, loss = re.fullmatch(r"([\w, ]+): loss ([0-9.e-]+)", line).groups()
+            self.assertEqual(printed, name)
             losses[strategy, ranks] = float(loss)
-        self.assertLess(losses["ddp", 1], 0.05)
+        self.assertLess(losses["single", 1], 0.05)
         for layout, loss in losses.items():
-            self.assertAlmostEqual(loss, losses["ddp", 1], delta=2e-5, msg=f"{layout}")
+            self.assertAlmostEqual(loss, losses["single", 1], delta=2e-5, msg=f"{layout}")
 
     def test_verify_module(self):
         for size in (1, 2):

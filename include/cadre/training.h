@@ -1,4 +1,4 @@
-// One program for every strategy of data parallelism: the module, its optimizer and a word.
+// One program for every strategy: the module, its optimizer and a word.
 //
 //   cadre::Training training{std::make_shared<Net>(), torch::optim::AdamWOptions(1e-3), world};
 //   training.backward(loss_of(training(x), y));  // x, y: this rank's rows of the batch
@@ -11,7 +11,8 @@
 // Declares:
 // - `Training`: a module and its optimizer under a strategy, its loader, and its snapshots.
 // - `StepResult`: the loss and the norm of a step.
-// - `TrainingOptions`, `TrainingDivision`, `kStrategyVariable`: the strategy and its options.
+// - `TrainingOptions`, `ModelDegrees`, `kStrategyVariable`: the strategy and its options.
+// - `TrainingDivision`: the ranks along each axis.
 // - `ParameterGroup`, `WholeParameter`: options of the optimizer for some parameters.
 // - `OptimizerOf`, `OptionsOfOptimizer`: which optimizer belongs to which options.
 //
@@ -20,4 +21,5 @@
 
 #include "cadre/tensor/optim/optimizer_of.h"
 #include "cadre/train/training/training.h"
+#include "cadre/train/training/training_division.h"
 #include "cadre/train/training/training_options.h"

@@ -56,7 +56,8 @@ Diagnosis
                              after kill -9 and while the job hangs
 The job
   --strategy NAME            how a program with cadre::Training divides its model: ddp (default), zero1,
-                             zero2, fsdp, hsdp, or single for one process; sets CADRE_STRATEGY
+                             zero2, fsdp, hsdp, or single for one process; and degrees, such as
+                             fsdp,tensor=2 (also context, pipeline); sets CADRE_STRATEGY
   --master-port PORT         the port of the job's store on 127.0.0.1 (default: a free port)
   --rdzv-id ID               the name of the job (default: a random one); etcd and file need it
   --max-restarts N           how often all workers are started again after one of them has failed

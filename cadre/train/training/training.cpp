@@ -1,5 +1,6 @@
 #include "cadre/train/training/training.h"
 
+#include <ATen/ops/tensor.h>
 #include <torch/nn/module.h>
 
 #include <utility>
@@ -25,6 +26,23 @@ GroupOfParameter group_of_parameters(
     found.emplace(parameter.name, group);
   }
   return found;
+}
+
+void refuse_for_pipelines(std::string_view call) {
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("cadre::Training: {} needs the whole model, of which each rank has some layers "
+             "(the degree pipeline is above 1); use step(inputs, targets, loss) and "
+             "evaluate(inputs, targets, loss)",
+             call));
+}
+
+double mean_over_rows(const at::Tensor& value, int64_t num_rows, const ProcessGroup& group) {
+  const auto rows = static_cast<double>(num_rows);
+  const double sum = num_rows == 0 ? 0 : value.item<double>() * rows;
+  const at::Tensor sums = at::tensor({sum, rows}, at::kDouble);
+  group.all_reduce(sums);
+  return sums[0].item<double>() / sums[1].item<double>();
 }
 
 void run_backward(const at::Tensor& loss) {
@@ -66,15 +84,14 @@ FullyShardedDataParallelOptions with_units(const TrainingOptions& given) {
 void save(SnapshotFolder& folder, int64_t step, SnapshotParts parts,
           const torch::optim::Optimizer& optimizer, const TrainingDivision& division) {
   parts.optimizer = state_dict(optimizer, parts.parameters, {.is_shared = true});
-  save_sharded(folder, step, parts, division.ranks().group(),
-               {.strategy = std::string(to_string(division.strategy())),
-                .groups = division.groups_of_axes()});
+  save_sharded(folder, step, parts, division.world(),
+               {.strategy = division.name(), .groups = division.groups_of_axes()});
 }
 
 LoadedSnapshot load(const std::string& path, const SnapshotParts& parts,
                     torch::optim::Optimizer& optimizer, const TrainingDivision& division,
                     const LoadOptions& options) {
-  LoadedSnapshot loaded = load_sharded(path, parts, division.ranks().group(), options);
+  LoadedSnapshot loaded = load_sharded(path, parts, division.world(), options);
   if (options.with_optimizer) load_state_dict(optimizer, parts.parameters, loaded.optimizer);
   return loaded;
 }

@@ -1,9 +1,8 @@
 // The configuration of a Training: the strategy by which ranks divide a model, and what a step
 // does.
 //
-// Threads: plain values. Blocking: a TrainingDivision is made collectively. Errors:
-// kInvalidArgument, equal on all ranks, for an unknown or impossible strategy, for options out of
-// range, and for ranks with different options.
+// Threads: plain values. Errors: kInvalidArgument, equal on all ranks, from the Training, for an
+// unknown or impossible strategy, for options out of range, and for ranks with different options.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,28 +12,51 @@
 #include <string>
 #include <vector>
 
-#include "cadre/core/base/export.h"
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/layers/context_parallel.h"
+#include "cadre/parallel/layers/tensor_parallel_layer.h"
 #include "cadre/parallel/shard/data_strategy.h"
 #include "cadre/parallel/zero/options.h"
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/mesh/ranks.h"
 
 namespace cadre {
 
-// The environment variable that names the strategy of a program that does not choose one itself:
-// single, ddp, zero1, zero2, fsdp or hsdp.
+// The environment variable that names the strategy of a program that does not choose one itself.
+// Its value is a list of words with commas: one of single, ddp, zero1, zero2, fsdp and hsdp, and
+// degrees of ModelDegrees, such as "fsdp,tensor=2". A degree without a number, such as "tensor",
+// is all ranks that the other degrees leave. Without a word of the first kind the strategy is ddp.
 inline constexpr const char* kStrategyVariable = "CADRE_STRATEGY";
+
+// The numbers of ranks among which the copies of a model are divided. Their product divides the
+// number of ranks, and the strategy is between the copies: a model with the degree tensor 2 on 8
+// ranks has 4 copies.
+struct ModelDegrees {
+  int pipeline = 1;  // ranks that have different layers
+  int context = 1;   // ranks that have different tokens of the same rows
+  int tensor = 1;    // ranks that have different parts of the layers that the plan names
+
+  friend bool operator==(const ModelDegrees&, const ModelDegrees&) = default;
+};
 
 struct TrainingOptions {
   // nullopt: the strategy that CADRE_STRATEGY names, or else ddp.
   std::optional<DataStrategy> strategy = {};
+  // nullopt: the degrees that CADRE_STRATEGY names if `strategy` is not set, or else 1.
+  std::optional<ModelDegrees> degrees = {};
+  // How the degree tensor divides layers, besides those that know it themselves, such as
+  // those of a TransformerBlock (tensor_parallel_plan()). The outputs of the model must be whole,
+  // so the layer that makes them is row-parallel or has gather_output.
+  std::vector<PlanEntry> plan = {};
+  // The name of the schedule of a pipeline (core/schedule/generate.h). num_parts is the
+  // number of microbatches; with 1 only one rank computes at a time.
+  std::string schedule = "1f1b";
+  // How attention exchanges keys and values among ranks with different tokens.
+  ContextForm context_form = ContextForm::kRing;
   // The number of groups of ranks that each have the whole model under hsdp. 0: one for each host,
   // or two if all ranks are on one host. Not used if the ranks are a mesh of two axes.
   int num_replicas = 0;
   // The number of parts into which Training::step() divides this rank's rows of a batch, one after
-  // the other, to save memory (gradient accumulation).
+  // the other, to save memory (gradient accumulation), or as the microbatches of a pipeline.
   int64_t num_parts = 1;
   // step() scales the gradients such that their norm over all ranks is at most this.
   std::optional<double> max_norm = {};
@@ -50,22 +72,6 @@ struct TrainingOptions {
   DistributedDataParallelOptions ddp = {};
   ZeroOptions zero = {};
   FullyShardedDataParallelOptions fsdp = {};
-};
-
-// The ranks and the strategy of a Training. All ranks have agreed on the options.
-class CADRE_EXPORT TrainingDivision {
- public:
-  TrainingDivision(const Ranks& ranks, const TrainingOptions& options);
-
-  DataStrategy strategy() const { return strategy_; }
-  // Returns all ranks: a group, or under hsdp a mesh of two axes.
-  const Ranks& ranks() const { return ranks_; }
-  // Returns the groups along the axes of that mesh; an empty list if there is none.
-  std::vector<ProcessGroup> groups_of_axes() const;
-
- private:
-  DataStrategy strategy_;
-  Ranks ranks_;
 };
 
 }  // namespace cadre

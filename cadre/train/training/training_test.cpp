@@ -421,8 +421,8 @@ TEST(Training, TakesTheStrategyOfTheEnvironment) {
   }
   const ScopedStrategy chosen("zero3");
   EXPECT_THAT(refusal(2, {}),
-              HasSubstr("CADRE_STRATEGY is \"zero3\"; it names one of the strategies single, ddp, "
-                        "zero1, zero2, fsdp, hsdp"));
+              HasSubstr("CADRE_STRATEGY is \"zero3\", and \"zero3\" in it is none of single, ddp, "
+                        "zero1, zero2, fsdp, hsdp, pipeline, context, tensor"));
 }
 
 TEST(Training, RefusesOptionsThatCannotBe) {

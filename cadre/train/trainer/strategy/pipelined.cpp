@@ -1,9 +1,7 @@
 #include "cadre/train/trainer/strategy/pipelined.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <span>
@@ -54,9 +52,8 @@ Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& la
   if (whole.is_tied()) {
     pipeline_->tie_parameters({{0, kTiedWeight}, {schedule_.num_stages() - 1, kTiedWeight}});
   }
-  sort_records();
-  fill_copies();
-  optimizer_ = make_optimizer(stepped_parameters(records_, choice), choice.config);
+  parameters_.emplace(*pipeline_);
+  optimizer_ = make_optimizer(stepped_parameters(parameters_->records(), choice), choice.config);
 }
 
 void Pipelined::make_pipeline(const Config& config, const RunLayout& layout) {
@@ -78,29 +75,6 @@ void Pipelined::make_pipeline(const Config& config, const RunLayout& layout) {
     stages_[0].second->set_rows(rows);  // all stages share one SampledRows
   };
   pipeline_ = std::make_unique<Pipeline>(stages, mesh_["pp"], options);
-}
-
-// If two stages of this process share a tied weight, the pipeline lists it twice. The optimizer and
-// snapshots use the first entry.
-void Pipelined::sort_records() {
-  for (ParameterShard& record : pipeline_->parameter_shards()) {
-    const auto first = std::ranges::find(records_, record.name, &ParameterShard::name);
-    if (first == records_.end()) {
-      records_.push_back(std::move(record));
-    } else {
-      copies_.emplace_back(*first, std::move(record));
-    }
-  }
-}
-
-void Pipelined::fill_copies() {
-  const at::NoGradGuard no_grad;
-  for (const auto& [first, copy] : copies_) {
-    if (copy.range.size() == 0) continue;
-    at::Tensor values = copy.values;
-    values.copy_(first.values);
-    values.mutable_grad().reset();
-  }
 }
 
 ScalarSum Pipelined::backward(const Task& /*task*/, const Batch& batch,
@@ -128,7 +102,8 @@ at::Tensor Pipelined::infer(const at::Tensor& data) {
   const at::Tensor logits =
       mesh_.coordinate("pp") == last
           ? division_.whole_logits(result.outputs[0], data.size(1)).contiguous()
-          : at::empty({num_rows, data.size(1), vocabulary_}, records_[0].values.options());
+          : at::empty({num_rows, data.size(1), vocabulary_},
+                      parameters_->records()[0].values.options());
   mesh_.group("pp").broadcast(logits, {.root = last});
   return logits.narrow(0, 0, data.size(0));
 }
@@ -143,18 +118,13 @@ void Pipelined::set_training(bool on) {
 }
 
 double Pipelined::clip_gradients(double max_norm) {
-  return clip_grad_norm_(std::span<const ParameterShard>(records_), max_norm);
+  return clip_grad_norm_(std::span<const ParameterShard>(parameters_->records()), max_norm);
 }
 
-// The optimizer of every process has the parameters of all stages and counts their steps, so that
-// snapshots equal those of other layouts. The parameters of stages on other processes have no
-// elements here, so they get gradients without elements.
 void Pipelined::step(double learning_rate) {
-  for (const ParameterShard& record : records_) {
-    if (record.values.numel() == 0) record.values.mutable_grad() = at::empty_like(record.values);
-  }
+  parameters_->prepare_step();
   Strategy::step(learning_rate);
-  fill_copies();
+  parameters_->fill_copies();
 }
 
 }  // namespace cadre::train

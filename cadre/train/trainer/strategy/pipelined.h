@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/stage_times.h"
 #include "cadre/train/trainer/strategy/strategy.h"
+#include "cadre/train/training/pipeline_parameters.h"
 
 namespace cadre::train {
 
@@ -30,19 +32,17 @@ class Pipelined final : public Strategy {
   at::Tensor infer(const at::Tensor& data) override;
   void set_training(bool on) override;
   bool has_whole_model() const override { return false; }
-  std::vector<ParameterShard> gradient_shards() const override { return records_; }
+  std::vector<ParameterShard> gradient_shards() const override { return parameters_->records(); }
   double clip_gradients(double max_norm) override;
   torch::optim::Optimizer& optimizer() override { return *optimizer_; }
   void step(double learning_rate) override;
-  SnapshotParts parts() const override { return division_.snapshot_parts(records_); }
+  SnapshotParts parts() const override { return division_.snapshot_parts(parameters_->records()); }
   bool holds_parts() const override { return true; }
-  void parts_were_filled() override { fill_copies(); }
+  void parts_were_filled() override { parameters_->fill_copies(); }
   std::string summary(const ProcessGroup& world) const override;
 
  private:
   void make_pipeline(const Config& config, const RunLayout& layout);
-  void sort_records();
-  void fill_copies();
 
   DeviceMesh mesh_;
   PipelineSchedule schedule_;
@@ -53,12 +53,7 @@ class Pipelined final : public Strategy {
   std::unique_ptr<Pipeline> pipeline_;
   StageTimes times_;
   SampledRows rows_;
-  // The ParameterShards of all stages; the list is the same on all processes.
-  std::vector<ParameterShard> records_;
-  // The tied weights that two stages of this process share: their ParameterShard in records_, and
-  // the other one.
-  std::vector<std::pair<ParameterShard, ParameterShard>> copies_;
-  // Updates the parameters in records_.
+  std::optional<training_parts::PipelineParameters> parameters_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
