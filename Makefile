@@ -9,10 +9,11 @@ RANKS ?= 16
 MINUTES ?=
 COUNT ?= 100
 SINCE ?=
+STEPS ?= 100
 SEED ?=
 TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance equality mutants compat bench asan tsan fuzz chaos seeds scale schedulers torchrun parity-mnist tidy docs install fresh clean
+.PHONY: help run test build cookbook conformance equality mutants compat bench asan tsan fuzz chaos seeds scale schedulers torchrun parity-mnist tidy docs install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -30,6 +31,11 @@ test:  ## build everything and run every test
 build:  ## build everything
 	@tools/setup test
 	@tools/build dev
+
+cookbook:  ## one decoder under every form of parallelism: a table and a plot (DATA=path: your text, STEPS=n)
+	@tools/setup test
+	@tools/build dev
+	tools/cookbook --bin build/bin --steps $(STEPS) --text $(or $(DATA),docs) --plot cookbook.svg
 
 conformance:  ## every collective x dtype x operation x ranks x count, on every engine; a tenth on the late device
 	@tools/setup test

@@ -15,6 +15,9 @@
 // - `torch_dataset()`: datasets of torch::data, with their transforms.
 // - `TokenDataset`, `TokenDatasetOptions`, `TokenFormat`, `write_token_file()`: windows of files of
 //   tokens.
+// - `TextCorpus`, `TextCorpusOptions`, `TextDataset`, `TextSplit`, `TokenRange`,
+//   `split_by_position()`, `kVocabularySize`, `kEndOfText`, `kEndOfTextMark`: the bytes of a text
+//   as tokens.
 // - `Tokenizer`, `TokenizerTrainingOptions`, `TokenDecodingOptions`: byte-level byte-pair encoding,
 //   trained here or read from the files of GPT-2 and Hugging Face.
 // - `Sampler`, `EpochOrder`, `KeyedSampler`, `WeightedRandomSampler`,
@@ -41,6 +44,8 @@
 #include "cadre/train/data/samplers/samplers.h"
 #include "cadre/train/data/streams/sample_stream.h"
 #include "cadre/train/data/streams/stream_loader.h"
+#include "cadre/train/data/text_corpus.h"
+#include "cadre/train/data/text_dataset.h"
 #include "cadre/train/data/tokenizer/tokenizer.h"
 #include "cadre/train/data/tokens/token_dataset.h"
 #include "cadre/train/data/torch_dataset.h"
