@@ -16,6 +16,12 @@
 //   const cadre::DistributedDataParallelOptions options{
 //       .comm_hook = cadre::comm_hooks::bf16_compress()};
 //
+//   // Ranks that train a plain module apart, and average their models every 50 steps.
+//   cadre::ModelAverager averager{net, world, {.method = cadre::DiLoCo{.period = 50}}};
+//   cadre::ExponentialMovingAverage moving{net, {.decay = 0.999}};
+//   averager.step();  // after the optimizer's step
+//   moving.update();
+//
 // Declares:
 // - `DistributedDataParallel`, `DistributedDataParallelOptions`: the wrapper.
 // - `GradientPlacement`: whether each rank gets all gradients, or those of its shard.
@@ -24,6 +30,11 @@
 // - `comm_hooks::allreduce()`, `comm_hooks::fp16_compress()`, `comm_hooks::bf16_compress()`,
 //   `comm_hooks::fp16_compress_wrapper()`, `comm_hooks::bf16_compress_wrapper()`,
 //   `comm_hooks::quantize_per_tensor()`, `comm_hooks::custom()`, `comm_hooks::Hook`: the hooks.
+// - `ModelAverager`, `ModelAveragerOptions`, `AveragerState`: models that are averaged every few
+//   steps.
+// - `AveragingMethod`, `PeriodicAveraging`, `HierarchicalAveraging`, `AveragingLevel`, `DiLoCo`,
+//   `Gossip`, `GossipGraph`: how they are averaged.
+// - `ExponentialMovingAverage`, `MovingAverageOptions`: the moving average of a model's weights.
 // - `BucketLayout`: which gradients are reduced together in one bucket; saved in snapshots.
 // - `plan_bucket_layout()`, `reverse_order()`, `check_layout_fits()`, `BucketCaps`: how a layout is
 //   made and checked.
@@ -32,9 +43,13 @@
 // - `RefusedArgument`: replaces the module's type if an argument of the constructor has a wrong
 //   type, so that the compiler reports one clear error.
 //
-// Guide: docs/guide/parallel/data-parallel.md. PyTorch: torch.nn.parallel.DistributedDataParallel.
+// Guide: docs/guide/parallel/data-parallel.md and averaging.md. PyTorch:
+// torch.nn.parallel.DistributedDataParallel.
 #pragma once
 
+#include "cadre/parallel/averaging/averaging_method.h"
+#include "cadre/parallel/averaging/exponential_moving_average.h"
+#include "cadre/parallel/averaging/model_averager.h"
 #include "cadre/parallel/buckets/bucket_layout.h"
 #include "cadre/parallel/buckets/comm_hook.h"
 #include "cadre/parallel/comm_hooks/comm_hooks.h"

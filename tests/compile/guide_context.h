@@ -62,6 +62,12 @@ using LocalOptimizer = optim::SGD;
 using Layer = nn::Linear;
 }  // namespace both_opened
 
+namespace averaging {
+using namespace any_page;
+extern const int64_t num_steps;
+void evaluate(const Net& net);
+}  // namespace averaging
+
 namespace tensor_parallel {
 using any_page::world;
 extern std::shared_ptr<any_page::Net> model;
