@@ -25,11 +25,13 @@
 // Declares:
 // - `DistributedDataParallel`, `DistributedDataParallelOptions`: the wrapper.
 // - `GradientPlacement`: whether each rank gets all gradients, or those of its shard.
-// - `CommHook`, `GradBucket`, `FinishReduction`, `SavedCommHook`: how a bucket of gradients is
-//   reduced, and what is saved of it.
+// - `CommHook`, `CommHookTraits`, `GradBucket`, `FinishReduction`, `SavedCommHook`: how a bucket of
+//   gradients is reduced, and what is saved of it.
 // - `comm_hooks::allreduce()`, `comm_hooks::fp16_compress()`, `comm_hooks::bf16_compress()`,
 //   `comm_hooks::fp16_compress_wrapper()`, `comm_hooks::bf16_compress_wrapper()`,
-//   `comm_hooks::quantize_per_tensor()`, `comm_hooks::custom()`, `comm_hooks::Hook`: the hooks.
+//   `comm_hooks::quantize_per_tensor()`, `comm_hooks::custom()`, `comm_hooks::post_local_sgd()`,
+//   `comm_hooks::Hook`: the hooks.
+// - `comm_hooks::PostLocalSgdOptions`: when post-local SGD begins, and the ranks of a subgroup.
 // - `ModelAverager`, `ModelAveragerOptions`, `AveragerState`: models that are averaged every few
 //   steps.
 // - `AveragingMethod`, `PeriodicAveraging`, `HierarchicalAveraging`, `AveragingLevel`, `DiLoCo`,

@@ -285,7 +285,8 @@ class DiLoCoRule final : public Rule {
                                        .is_last = i + 1 == gradients.size(),
                                        .buffer = flat,
                                        .gradients = {gradients[i]},
-                                       .parameters = {averaged_.parameters[i].tensor}},
+                                       .parameters = {averaged_.parameters[i].tensor},
+                                       .weight = 1.0 / group_.world_size()},
                                       group_));
     }
     for (const FinishReduction& finish : finishes) finish();

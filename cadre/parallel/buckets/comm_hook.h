@@ -37,6 +37,9 @@ struct GradBucket {
   at::Tensor buffer = {};
   std::vector<at::Tensor> gradients = {};  // views of the buffer, in the shapes of the parameters
   std::vector<at::Tensor> parameters = {};
+  // This rank's weight. The weights of all ranks add up to 1, or each is 1 under
+  // GradientWeighting::kSum.
+  double weight = 1.0;
 };
 
 // Waits for the reduction of a bucket and writes its result into the buffer.
@@ -45,6 +48,12 @@ using FinishReduction = std::function<void()>;
 // What a hook must save so that a resumed run continues as the saved one, under names. The tensors
 // are those of one rank.
 using SavedCommHook = std::vector<std::pair<std::string, at::Tensor>>;
+
+struct CommHookTraits {
+  // Whether the ranks may get different gradients, and so train different parameters. Then the
+  // wrapper does not compare the parameters of the ranks, and refuses GradientWeighting::kSum.
+  bool replicas_may_differ = false;
+};
 
 class CADRE_EXPORT CommHook {
  public:
@@ -64,15 +73,17 @@ class CADRE_EXPORT CommHook {
   using MakeState = std::function<std::unique_ptr<State>()>;
 
   // name: identifies the hook and its options; the ranks compare it.
-  CommHook(std::string name, MakeState make_state)
-      : name_(std::move(name)), make_state_(std::move(make_state)) {}
+  CommHook(std::string name, MakeState make_state, const CommHookTraits& traits = {})
+      : name_(std::move(name)), make_state_(std::move(make_state)), traits_(traits) {}
 
   const std::string& name() const { return name_; }
+  const CommHookTraits& traits() const { return traits_; }
   std::unique_ptr<State> make_state() const { return make_state_(); }
 
  private:
   std::string name_;
   MakeState make_state_;
+  CommHookTraits traits_;
 };
 
 }  // namespace cadre

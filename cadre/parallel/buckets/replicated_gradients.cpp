@@ -162,6 +162,12 @@ void ReplicatedGradients::learn(std::span<const int64_t> order) {
   set_layout(learned);
 }
 
+// A hook computes a sum, so a mean is divided before.
+double ReplicatedGradients::weight() const {
+  const bool is_divided = hook_ != nullptr && combination_.op == ReduceOp::kAvg;
+  return combination_.factor / (is_divided ? group_.world_size() : 1);
+}
+
 // Multiplies this rank's gradient by its factor and writes it into the bucket. parameter.grad()
 // becomes the view of the bucket. If there is no gradient, writes zeros.
 void ReplicatedGradients::place(size_t parameter) {
@@ -173,9 +179,7 @@ void ReplicatedGradients::place(size_t parameter) {
     return;
   }
   const bool is_in_place = lies_in(gradient, view);
-  // A hook computes a sum, so a mean is divided before.
-  const bool is_divided = hook_ != nullptr && combination_.op == ReduceOp::kAvg;
-  const double factor = combination_.factor / (is_divided ? group_.world_size() : 1);
+  const double factor = weight();
   if (!is_in_place || factor != 1.0) write_gradient(view, gradient, factor);
   if (is_in_place) return;
   // Autograd may have computed the gradient on another stream.
@@ -211,7 +215,8 @@ std::function<void()> ReplicatedGradients::start_hook(size_t bucket) {
                    .is_last = bucket + 1 == num_buckets(),
                    .buffer = lent(flat(bucket)),
                    .gradients = {},
-                   .parameters = {}};
+                   .parameters = {},
+                   .weight = weight()};
   for (const int64_t parameter : layout().buckets[bucket].parameters) {
     const auto index = static_cast<size_t>(parameter);
     given.gradients.push_back(buffers_.views[index]);

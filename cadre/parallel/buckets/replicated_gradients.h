@@ -89,6 +89,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   // messages of which only the hook knows.
   std::function<void()> start_hook(size_t bucket);
   void abort_after(const std::exception_ptr& failure) const;
+  // Returns the factor with which this rank's gradients are written into the buckets.
+  double weight() const;
 
   wrap::LocatedGroup group_;
   const c10::Device device_;  // all parameters are on it

@@ -73,9 +73,10 @@ Hook compressed_by(const std::string& name, at::ScalarType dtype, const Hook& in
                        "comm_hooks::allreduce()",
                        name));
   }
-  return std::make_shared<const CommHook>(format("{}({})", name, inner->name()), [dtype, inner] {
-    return std::make_unique<Compressed>(dtype, inner->make_state());
-  });
+  return std::make_shared<const CommHook>(
+      format("{}({})", name, inner->name()),
+      [dtype, inner] { return std::make_unique<Compressed>(dtype, inner->make_state()); },
+      inner->traits());
 }
 
 // The elements are 0 to 255, as those of PyTorch's observer: the range of the values, extended to
@@ -117,7 +118,92 @@ FinishReduction start_quantized(const GradBucket& bucket, const ProcessGroup& gr
   };
 }
 
+// Sums over the wrapper's group, and from start_step on over the subgroup.
+class PostLocal final : public CommHook::State {
+ public:
+  explicit PostLocal(PostLocalSgdOptions options) : options_(std::move(options)) {}
+
+  FinishReduction start(const GradBucket& bucket, const ProcessGroup& group) override {
+    if (bucket.index == 0) begin_step(bucket, group);
+    if (!is_local_) return start_sum(bucket, group);
+    if (options_.subgroup.world_size() == 1) {
+      return [buffer = bucket.buffer, weight = bucket.weight] { divide(buffer, weight); };
+    }
+    const FinishReduction finish = start_sum(bucket, options_.subgroup);
+    return [finish, buffer = bucket.buffer, total = total_] {
+      total->work.wait();
+      finish();
+      divide(buffer, total->weight.item<double>());
+    };
+  }
+
+  SavedCommHook saved() const override {
+    return {{kSteps, at::tensor(num_steps_, at::TensorOptions(at::kLong))}};
+  }
+  void load(const SavedCommHook& saved) override {
+    const bool fits = saved.size() == 1 && saved[0].first == kSteps && saved[0].second.defined() &&
+                      saved[0].second.scalar_type() == at::kLong && saved[0].second.numel() == 1 &&
+                      saved[0].second.item<int64_t>() >= 0;
+    if (!fits) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "comm_hooks::post_local_sgd: the saved state is not one of this hook; expected a "
+                  "number of steps, as comm_hook_state() returns it");
+    }
+    num_steps_ = saved[0].second.item<int64_t>();
+  }
+
+ private:
+  static constexpr const char* kSteps = "num_steps";
+  struct Total {
+    at::Tensor weight;  // shape (1), float64: the weights of the ranks of the subgroup together
+    Work work;
+  };
+
+  // Subgroups without samples have gradients of zeros.
+  static void divide(const at::Tensor& buffer, double weight) {
+    if (weight != 0.0) buffer.div_(weight);
+  }
+
+  void begin_step(const GradBucket& bucket, const ProcessGroup& group) {
+    check_subgroup(group);
+    is_local_ = num_steps_ >= options_.start_step;
+    ++num_steps_;
+    if (!is_local_ || options_.subgroup.world_size() == 1) return;
+    const at::Tensor weight = at::tensor({bucket.weight}, at::TensorOptions(at::kDouble));
+    Work work = options_.subgroup.all_reduce_async(weight);
+    total_ = std::make_shared<Total>(Total{weight, std::move(work)});
+  }
+
+  void check_subgroup(const ProcessGroup& group) const {
+    for (const int rank : options_.subgroup.global_ranks()) {
+      if (group.group_rank(rank)) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("comm_hooks::post_local_sgd: rank {} of the world is in the subgroup and "
+                         "not in the group of the wrapper. Split the subgroup from that group",
+                         rank));
+    }
+  }
+
+  PostLocalSgdOptions options_;
+  int64_t num_steps_ = 0;
+  bool is_local_ = false;
+  std::shared_ptr<Total> total_;  // that of the present step; shared with the functions that wait
+};
+
 }  // namespace
+
+Hook post_local_sgd(const PostLocalSgdOptions& options) {
+  if (options.start_step < 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("comm_hooks::post_local_sgd: start_step is {}; expected 0 or more",
+                       options.start_step));
+  }
+  return std::make_shared<const CommHook>(
+      format("post_local_sgd(start_step {}, subgroups of {})", options.start_step,
+             options.subgroup.world_size()),
+      [options] { return std::make_unique<PostLocal>(options); },
+      CommHookTraits{.replicas_may_differ = true});
+}
 
 Hook allreduce() {
   return custom("allreduce", start_sum);

@@ -36,6 +36,20 @@ CADRE_EXPORT Hook bf16_compress_wrapper(const Hook& inner);
 // in float32 in the order of the ranks. Each rank receives the buckets of all ranks.
 CADRE_EXPORT Hook quantize_per_tensor();
 
+struct PostLocalSgdOptions {
+  // The ranks with which this rank reduces gradients after the start, a part of the wrapper's group
+  // that has this rank; of equal sizes on all ranks. A group of one rank reduces nothing.
+  ProcessGroup subgroup;
+  // The number of backwards whose gradients are reduced over all ranks before.
+  int64_t start_step = 0;
+};
+// Reduces gradients over all ranks in the first steps, and then only over a subgroup, so that the
+// models of the subgroups drift apart. A ModelAverager with PeriodicAveraging and as many
+// warmup_steps averages them. The means over a subgroup are weighted as those over all ranks.
+// Keeps the number of steps, which a resumed run must load. Source: post_localSGD_hook; Lin et al.
+// 2020, "Don't use large mini-batches, use local SGD".
+CADRE_EXPORT Hook post_local_sgd(const PostLocalSgdOptions& options);
+
 // A hook of the program, which keeps nothing that would have to be saved. name: must be equal on
 // all ranks. start: is called for each bucket by every wrapper that has this hook.
 CADRE_EXPORT Hook

@@ -59,6 +59,17 @@ std::string text_of(const std::optional<BucketLayout>& layout) {
   return format("one of {} buckets with digest {}", layout->buckets.size(), fnv1a(text));
 }
 
+bool replicas_may_differ(const DistributedDataParallelOptions& options) {
+  return options.comm_hook && options.comm_hook->traits().replicas_may_differ;
+}
+
+// Replicas that may differ are not compared.
+reduction::ParameterValues values_of(const DistributedDataParallelOptions& options) {
+  if (options.gradients == GradientPlacement::kSharded) return reduction::ParameterValues::kSharded;
+  return replicas_may_differ(options) ? reduction::ParameterValues::kUnwatched
+                                      : reduction::ParameterValues::kWhole;
+}
+
 // Returns the options that must be equal on all ranks, as text. Throws if options.layout is that of
 // another model.
 std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
@@ -68,6 +79,13 @@ std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
                 format("{}: the communication hook {} reduces whole gradients, and with "
                        "GradientPlacement::kSharded each rank gets those of its shards only. Leave "
                        "comm_hook out, or set gradients = GradientPlacement::kReplicated",
+                       kWrapper, options.comm_hook->name()));
+  }
+  if (replicas_may_differ(options) && options.weighting == GradientWeighting::kSum) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: with the communication hook {} gradients are means over a part of the "
+                       "ranks, and GradientWeighting::kSum needs the sum over all. Set weighting "
+                       "to GradientWeighting::kSamples or kEqual, and let the loss be a mean",
                        kWrapper, options.comm_hook->name()));
   }
   if (options.layout) {
@@ -189,9 +207,7 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, 
                                               .weighting = options.weighting,
                                               .broadcast_buffers = options.broadcast_buffers,
                                               .is_idle_alone = !is_sharded,
-                                              .values = is_sharded
-                                                            ? reduction::ParameterValues::kSharded
-                                                            : reduction::ParameterValues::kWhole,
+                                              .values = values_of(options),
                                               .agreed = [&] {
                                                 if (is_sharded)
                                                   check_shardable_model(*module, group);
