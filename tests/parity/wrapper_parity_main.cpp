@@ -4,7 +4,8 @@
 //   cadre_wrapper_parity FOLDER CASE LOSSES
 //
 // FOLDER has weights.safetensors with the state of the model, and rows.safetensors with "inputs"
-// (steps, rows, width) and "targets" (steps, rows). CASE: ddp, zero1, fsdp, bf16, fp16 or sync_bn.
+// (steps, rows, width) and "targets" (steps, rows). CASE: ddp, zero1, fsdp, bf16, fp16, local_sgd,
+// ema or sync_bn.
 // Rank 0 writes the loss of each step to the file LOSSES, one on each line.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
@@ -13,6 +14,7 @@
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,6 +27,9 @@ namespace nn = torch::nn;
 constexpr int64_t kNumSteps = 20;
 constexpr int64_t kNumRows = 12;
 constexpr int64_t kWidth = 16;
+constexpr int64_t kStartOfLocalSteps = 6;
+constexpr int64_t kAveragingPeriod = 4;
+constexpr double kDecay = 0.8;
 
 // Two modules of libtorch in one: a batch normalization and a transformer.
 struct NetImpl : nn::Module {
@@ -55,11 +60,15 @@ struct Rows : nn::Module {
   Tensor inputs, targets;
 };
 
-cadre::TrainingOptions options_of(const std::string& name) {
+cadre::TrainingOptions options_of(const std::string& name, const cadre::ProcessGroup& world) {
   cadre::TrainingOptions options;
   options.strategy = cadre::parse_data_strategy(name).value_or(cadre::DataStrategy::kDdp);
   if (name == "bf16") options.ddp.comm_hook = cadre::comm_hooks::bf16_compress();
   if (name == "fp16") options.ddp.comm_hook = cadre::comm_hooks::fp16_compress();
+  if (name == "local_sgd") {
+    options.ddp.comm_hook = cadre::comm_hooks::post_local_sgd(
+        {.subgroup = *world.split({.color = world.rank()}), .start_step = kStartOfLocalSteps});
+  }
   return options;
 }
 
@@ -75,7 +84,16 @@ void train(const cadre::ProcessGroup& world, const std::string& folder, const st
     net->norm->eval();  // the statistics of a rank's rows would differ from those of the batch
   }
   const auto adamw = torch::optim::AdamWOptions(3e-3).betas({0.9, 0.99}).weight_decay(0.1);
-  cadre::Training training{net, adamw, world, options_of(name)};
+  cadre::Training training{net, adamw, world, options_of(name, world)};
+  std::optional<cadre::ModelAverager> averager;
+  if (name == "local_sgd") {
+    averager.emplace(net, world,
+                     cadre::ModelAveragerOptions{
+                         .method = cadre::PeriodicAveraging{.period = kAveragingPeriod,
+                                                            .warmup_steps = kStartOfLocalSteps}});
+  }
+  std::optional<cadre::ExponentialMovingAverage> average;
+  if (name == "ema") average.emplace(net, cadre::MovingAverageOptions{.decay = kDecay});
   std::ofstream losses;
   if (world.rank() == 0) losses.open(path_of_losses);
   losses.precision(std::numeric_limits<double>::max_digits10);
@@ -83,9 +101,16 @@ void train(const cadre::ProcessGroup& world, const std::string& folder, const st
     const auto own = [&](const Tensor& all) {
       return all[step].chunk(world.world_size())[static_cast<size_t>(world.rank())];
     };
-    const Tensor loss = torch::mse_loss(training(own(rows.inputs)), own(rows.targets));
+    Tensor loss = torch::mse_loss(training(own(rows.inputs)), own(rows.targets));
     training.backward(loss);
     training.step();
+    if (averager) averager->step();
+    if (average) {  // the loss of the averaged weights is written
+      average->update();
+      const auto averaged = average->swap_in();
+      const torch::NoGradGuard no_grad;
+      loss = torch::mse_loss(net->forward(own(rows.inputs)), own(rows.targets));
+    }
     const double mean = training.mean(loss);
     if (losses.is_open()) losses << mean << '\n';
   }

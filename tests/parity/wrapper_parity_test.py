@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares 20 losses of modules of libtorch under cadre::Training on two processes with those of PyTorch: DDP, FSDP2's
-fully_shard, ZeroRedundancyOptimizer, DDP's bf16 and fp16 hooks on two processes over gloo, and a batch normalization
-over the batches of all ranks with one process that has the whole batch.
+fully_shard, ZeroRedundancyOptimizer, DDP's bf16, fp16 and post-local SGD hooks with PostLocalSGDOptimizer, and the
+moving average of AveragedModel, on two processes over gloo, and a batch normalization over the batches of all ranks
+with one process that has the whole batch.
 
     wrapper_parity_test.py CADRE PROGRAM [--only fsdp ...] [--one-in N]
 
@@ -19,10 +20,12 @@ import warnings
 
 import torch
 from torch import distributed
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import swa_utils
 
 import gloo_job
 import safetensors_file
@@ -31,11 +34,13 @@ from gloo_job import difference
 
 # wrapper_parity_main.cpp has the same numbers.
 NUM_STEPS, NUM_ROWS, WIDTH = 20, 12, 16
+START_OF_LOCAL_STEPS, AVERAGING_PERIOD = 6, 4
+DECAY = 0.8
 WORLD_SIZE = 2
 TIMEOUT_S = 100
 # Only roundings differ. Measured: 3e-7 at most, and 2e-6 where a hook rounds the gradients to 16 bits.
 TOLERANCE = 1e-5
-CASES = ["ddp", "zero1", "fsdp", "bf16", "fp16", "sync_bn"]
+CASES = ["ddp", "zero1", "fsdp", "bf16", "fp16", "local_sgd", "ema", "sync_bn"]
 ADAMW = {"lr": 3e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}
 
 
@@ -86,12 +91,19 @@ def wrapped(case, net):
             return compress(state, bucket)
 
         model.register_comm_hook(None, hook)
+    if case == "local_sgd":
+        own, _ = distributed.new_subgroups(group_size=1)
+        state = post_localSGD_hook.PostLocalSGDState(None, own, START_OF_LOCAL_STEPS)
+        model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        averager = PeriodicModelAverager(AVERAGING_PERIOD, START_OF_LOCAL_STEPS)
+        return model, PostLocalSGDOptimizer(torch.optim.AdamW(net.parameters(), **ADAMW), averager)
     if case == "zero1":
         return model, ZeroRedundancyOptimizer(net.parameters(), optimizer_class=torch.optim.AdamW, **ADAMW)
     return model, torch.optim.AdamW(net.parameters(), **ADAMW)
 
 
-def train(model, optimizer, rank, world_size):
+def train(model, optimizer, rank, world_size, averaged=None):
+    """Returns the losses of the model, or those of its average after each step."""
     losses = []
     for inputs, targets in zip(*make_rows(), strict=True):
         own = slice(NUM_ROWS * rank // world_size, NUM_ROWS * (rank + 1) // world_size)
@@ -99,6 +111,10 @@ def train(model, optimizer, rank, world_size):
         loss = torch.nn.functional.mse_loss(model(inputs[own]), targets[own])
         loss.backward()
         optimizer.step()
+        if averaged is not None:
+            averaged.update_parameters(model.module)
+            with torch.no_grad():
+                loss = torch.nn.functional.mse_loss(averaged(inputs[own]), targets[own])
         mean = loss.detach().double() / world_size
         if world_size > 1:
             distributed.all_reduce(mean)
@@ -114,7 +130,11 @@ def train_on_gloo(case):
             return []
         return train(net, torch.optim.AdamW(net.parameters(), **ADAMW), 0, 1)
     net.norm.eval()
-    return train(*wrapped(case, net), distributed.get_rank(), WORLD_SIZE)
+    model, optimizer = wrapped(case, net)
+    averaged = None
+    if case == "ema":
+        averaged = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(DECAY))
+    return train(model, optimizer, distributed.get_rank(), WORLD_SIZE, averaged)
 
 
 def train_cadre(command, program, folder, case):
