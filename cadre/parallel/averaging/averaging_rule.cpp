@@ -6,7 +6,6 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/serialize.h>
 
-#include <exception>
 #include <string>
 #include <utility>
 
@@ -262,15 +261,7 @@ class DiLoCoRule final : public Rule {
       gradients.push_back(outer_.weights[i] - averaged_.parameters[i].tensor);
     }
     if (hook_ == nullptr || group_.world_size() == 1) return means_over(group_, gradients);
-    try {
-      reduce_with_hook(gradients);
-    } catch (const std::exception& error) {
-      abort(error.what());
-      throw;
-    } catch (...) {
-      abort("an exception that is no std::exception");
-      throw;
-    }
+    reduce_with_hook(gradients);
     return gradients;
   }
   // One bucket for each parameter, because a hook may use one scale for a bucket, and parameters
@@ -291,12 +282,6 @@ class DiLoCoRule final : public Rule {
     }
     for (const FinishReduction& finish : finishes) finish();
   }
-  // The other ranks wait for messages of which only the hook knows.
-  void abort(const char* what) const {
-    group_.abort(format("the communication hook {} of a ModelAverager has thrown on rank {}: {}",
-                        method_.exchange->name(), group_.rank(), what));
-  }
-
   Averaged averaged_;
   ProcessGroup group_;
   DiLoCo method_;
@@ -304,10 +289,13 @@ class DiLoCoRule final : public Rule {
   std::shared_ptr<CommHook::State> hook_;  // shared with the function that load() returns
 };
 
-ProcessGroup split_in(const ProcessGroup& group, int size) {
-  if (size == group.world_size()) return group;
-  return *group.split(
-      {.color = group.rank() / size, .key = group.rank(), .name = format("averaging_{}", size)});
+// Splits groups of `size` consecutive ranks. They fail together with `group`.
+ProcessGroup split_in(const ProcessGroup& group, int size, const std::string& name) {
+  if (group.world_size() == 1) return group;
+  ProcessGroup part =
+      *group.split({.color = group.rank() / size, .key = group.rank(), .name = name});
+  group.communicator().fail_together(part.communicator());
+  return part;
 }
 
 }  // namespace
@@ -324,17 +312,19 @@ std::unique_ptr<Rule> make_rule(const AveragingMethod& method, const Averaged& a
   if (const auto* const levels = std::get_if<HierarchicalAveraging>(&method)) {
     Levels::Schedule schedule = {.levels = {}, .warmup_steps = levels->warmup_steps, .first = 0};
     for (const AveragingLevel& level : levels->levels) {
+      const bool is_whole = level.group_size == group.world_size();
       schedule.levels.push_back(
-          {.period = level.period, .group = split_in(group, level.group_size)});
+          {.period = level.period,
+           .group = is_whole ? group
+                             : split_in(group, level.group_size,
+                                        format("averaging_{}", level.group_size))});
     }
     return std::make_unique<Levels>(averaged, group, std::move(schedule));
   }
   if (const auto* const diloco = std::get_if<DiLoCo>(&method)) {
     return std::make_unique<DiLoCoRule>(averaged, group, *diloco);
   }
-  const ProcessGroup own = group.world_size() == 1
-                               ? group
-                               : *group.split({.color = 0, .key = group.rank(), .name = "gossip"});
+  const ProcessGroup own = split_in(group, group.world_size(), "gossip");
   return std::make_unique<GossipRule>(averaged, group, own, std::get<Gossip>(method));
 }
 

@@ -5,6 +5,8 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <exception>
+#include <functional>
 #include <optional>
 #include <span>
 #include <utility>
@@ -120,6 +122,26 @@ struct ModelAverager::Impl {
     }
   }
 
+  // Exchanges models. An exception that is no error of Cadre, such as that of an allocation, a
+  // communication hook or an outer optimizer, may be one of this rank alone. The other ranks would
+  // wait for its messages, so the group is aborted.
+  void exchange(const std::function<void()>& call) const {
+    try {
+      call();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      abort(error.what());
+      throw;
+    } catch (...) {
+      abort("an exception that is no std::exception");
+      throw;
+    }
+  }
+  void abort(const char* what) const {
+    group.abort(format("{} has thrown on rank {}: {}", kCall, group.rank(), what));
+  }
+
   const ProcessGroup group;
   // Both are set by the constructor, after the ranks have agreed.
   std::optional<wrap::ParameterWatch> watch;
@@ -142,7 +164,7 @@ bool ModelAverager::step() {
     return false;
   }
   impl_->agree(step);
-  impl_->rule->average(step);
+  impl_->exchange([&] { impl_->rule->average(step); });
   impl_->num_steps = step;
   impl_->is_synchronized = impl_->rule->makes_all_equal(step);
   return true;
@@ -150,7 +172,7 @@ bool ModelAverager::step() {
 
 void ModelAverager::synchronize() {
   impl_->agree(impl_->num_steps);
-  impl_->rule->synchronize();
+  impl_->exchange([&] { impl_->rule->synchronize(); });
   impl_->is_synchronized = true;
 }
 

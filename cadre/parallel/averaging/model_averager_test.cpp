@@ -673,7 +673,34 @@ TEST(ModelAverager, AHookThatThrowsEndsTheExchangeOnAllRanks) {
     const Tensor before = model->weight.detach().clone();
     const std::string failure = failure_of([&] { averager.step(); });
     require(failure.find("no memory") != std::string::npos, failure);
+    require(failure.find("rank 1") != std::string::npos || group.rank() == 1, failure);
     require(torch::equal(model->weight.detach(), before), "nothing has changed");
+  });
+}
+
+struct Thrower final : torch::optim::SGD {
+  Thrower(std::vector<Tensor> weights, bool is_broken)
+      : SGD(std::move(weights), torch::optim::SGDOptions(0.1)), throws(is_broken) {}
+  Tensor step(LossClosure closure = nullptr) override {
+    if (throws) throw std::runtime_error("no memory");
+    return SGD::step(std::move(closure));
+  }
+  bool throws;
+};
+
+// The other rank has its result already, and learns of it in the next exchange.
+TEST(ModelAverager, AnOuterOptimizerThatThrowsOnOneRankEndsTheGroup) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
+    const auto model = std::make_shared<Model>();
+    ModelAverager averager{
+        model, group, {.method = DiLoCo{.period = 1, .make_optimizer = [&](auto weights) {
+                                          return std::make_unique<Thrower>(std::move(weights),
+                                                                           group.rank() == 1);
+                                        }}}};
+    std::string failure;
+    for (int i = 0; i < 2 && failure.empty(); ++i) failure = failure_of([&] { averager.step(); });
+    require(failure.find("no memory") != std::string::npos, failure);
+    require(failure.find("rank 1") != std::string::npos || group.rank() == 1, failure);
   });
 }
 
