@@ -108,6 +108,26 @@ class Examples(unittest.TestCase):
                 self.assertEqual(run("point_to_point", ranks=size),
                                  [f"rank {r}: token {tokens[r]}, sums {around} to {around}" for r in range(size)])
 
+    def test_spawn_ddp(self):
+        """The mean loss is that of one rank, on processes and on threads."""
+        def loss(*arguments):
+            size = arguments[0]
+            found = [re.fullmatch(r"rank (\d) of (\d): loss (\S+)", line).groups()
+                     for line in run("spawn_ddp", *arguments)]
+            self.assertEqual([(r, n) for r, n, _ in found], [(str(r), str(size)) for r in range(size)])
+            self.assertEqual(len({value for _, _, value in found}), 1)
+            return float(found[0][2])
+
+        alone = loss(1)
+        self.assertLess(alone, 0.05)
+        for arguments in ((2,), (3,), (1, "threads"), (3, "threads")):
+            with self.subTest(arguments=arguments):
+                self.assertAlmostEqual(loss(*arguments), alone, delta=2e-5)
+        for arguments in ((0,), (2, "threads")):
+            with self.subTest("refused", arguments=arguments):
+                with self.assertRaisesRegex(AssertionError, "spawn: "):
+                    run("spawn_ddp", *arguments, ranks=2 if arguments[0] else 1)
+
     def test_any_strategy(self):
         losses = {}
         for strategy, ranks, name in (("single", 1, "single"), ("ddp", 2, "ddp"), ("zero1", 2, "zero1"),

@@ -12,6 +12,8 @@
 // - `ProcessGroup`: collectives, messages and subgroups; a cheap value.
 // - `init_process_group()`, `InitOptions`: joins the job; without a launcher it returns a group of
 //   one rank.
+// - `spawn()`, `SpawnOptions`, `SpawnMethod`, `kMaxSpawnedRanks`: starts the ranks from within a
+//   program, as processes or threads.
 // - `AllReduceOptions`, `ReduceOptions`, `ReduceScatterOptions`, `AllGatherOptions`: options of
 //   collectives.
 // - `BroadcastOptions`, `GatherOptions`, `ScatterOptions`, `BarrierOptions`: options of
@@ -24,10 +26,11 @@
 //   `MainRankOptions`: work that one rank does for all ranks, or before the others do it.
 // - `RankLog`, `RankLogOptions`, `LoggingRanks`: a log whose lines contain the rank.
 //
-// Guide: docs/guide/reference/groups-and-messages.md. PyTorch: torch.distributed.ProcessGroup,
-// init_process_group.
+// Guide: docs/guide/reference/groups-and-messages.md, docs/guide/running/spawn.md. PyTorch:
+// torch.distributed.ProcessGroup, init_process_group, torch.multiprocessing.spawn.
 #pragma once
 
 #include "cadre/tensor/group/main_rank.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/group/rank_log.h"
+#include "cadre/tensor/group/spawn/spawn.h"

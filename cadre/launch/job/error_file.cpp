@@ -27,21 +27,27 @@ bool is_complete(const Json& root) {
   return extra.is_object() && extra.contains("timestamp");
 }
 
-Json describe(const JobFailure& failure) {
+std::string ending_of(const JobFailure& failure) {
   const WorkerExit& first = failure.first;
-  const std::string ending =
-      cadre::format("rank {} of {} failed with {} on {}, pid {}", first.rank, failure.num_workers,
-                    exit_name(first.status), failure.host, first.pid);
-  const std::string exception = exception_in(failure.worker_file);
-  std::string traceback = ending + "\n";
+  return cadre::format("rank {} of {} failed with {} on {}, pid {}", first.rank,
+                       failure.num_workers, exit_name(first.status), failure.host, first.pid);
+}
+
+Json describe(const JobFailure& failure) {
+  std::string traceback = ending_of(failure) + "\n";
   for (const std::string& line : failure.last_lines) traceback += line + "\n";
-  return Json::parse(encode_error_file(
-      {.message = exception.empty() ? ending : cadre::format("{}: {}", ending, exception),
-       .call_stack = traceback,
-       .timestamp_s = failure.timestamp_s}));
+  return Json::parse(encode_error_file({.message = sentence_of(failure),
+                                        .call_stack = traceback,
+                                        .timestamp_s = failure.timestamp_s}));
 }
 
 }  // namespace
+
+std::string sentence_of(const JobFailure& failure) {
+  const std::string exception = exception_in(failure.worker_file);
+  const std::string ending = ending_of(failure);
+  return exception.empty() ? ending : cadre::format("{}: {}", ending, exception);
+}
 
 Status write_error_file(const std::string& path, const JobFailure& failure) {
   Json root;

@@ -27,6 +27,9 @@ struct JobFailure {
   int64_t timestamp_s = 0;  // the time in seconds since 1970
 };
 
+// Returns one sentence: which rank failed how and where, and its exception if it left one.
+std::string sentence_of(const JobFailure& failure);
+
 // Writes {"message": {"message": ..., "errorCode": ..., "extraInfo": {"timestamp": ...}}}. If the
 // worker has written an error file, copies it and adds the error code. Otherwise the message is the
 // exit status, and the worker's last lines of output replace the traceback.

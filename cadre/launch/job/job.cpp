@@ -54,12 +54,14 @@ std::string random_hex(os::System& system, size_t num_bytes) {
 
 }  // namespace
 
-JobRun::JobRun(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone)
+JobRun::JobRun(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone,
+               std::unique_ptr<os::ForkServer> fork_server)
     : system_(system),
       spec_(spec),
       guardian_gone_(guardian_gone),
       signals_(kSignals),
       log_(system, spec.log_level),
+      fork_server_(std::move(fork_server)),
       restarts_(spec.max_restarts) {}
 
 std::string JobRun::error_path_of(Rank rank) const {
@@ -355,7 +357,7 @@ void JobRun::open_fork_server() {
   const bool names_rank = std::ranges::any_of(spec_.arguments, [](const std::string& argument) {
     return with_local_rank(argument, 0) != argument;
   });
-  if (spec_.max_restarts == 0 || names_rank || spec_.input_rank) return;
+  if (fork_server_ || spec_.max_restarts == 0 || names_rank || spec_.input_rank) return;
   auto server = os::ForkServer::listen(spec_.folder + "/fork");
   if (server.ok()) fork_server_ = *std::move(server);
 }
@@ -520,18 +522,21 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   return attempt_->unkillable().empty() && !has_lost_output && !preemption_code_ ? 0 : 1;
 }
 
+JobFailure JobRun::failure_for_caller(const WorkerExit& failure) const {
+  return {.first = failure,
+          .host = system_.host().name,
+          .num_workers = world_size(identity_),
+          .worker_file = error_path_of(failure.rank),
+          .last_lines = attempt_->group().tail(failure.rank).lines(),
+          .timestamp_s = os::wall_clock_seconds()};
+}
+
 // Writes the failure to TORCHELASTIC_ERROR_FILE if this launcher is itself a worker of torchrun or
 // of another launcher.
 void JobRun::leave_for_caller(const WorkerExit& failure) {
   const std::string path = spec_.environment.get_or("TORCHELASTIC_ERROR_FILE", "");
   if (path.empty()) return;
-  const Status written =
-      write_error_file(path, {.first = failure,
-                              .host = system_.host().name,
-                              .num_workers = world_size(identity_),
-                              .worker_file = error_path_of(failure.rank),
-                              .last_lines = attempt_->group().tail(failure.rank).lines(),
-                              .timestamp_s = os::wall_clock_seconds()});
+  const Status written = write_error_file(path, failure_for_caller(failure));
   if (!written.ok()) {
     say("the caller's TORCHELASTIC_ERROR_FILE: " + written.error().message());
   }
@@ -555,6 +560,10 @@ void JobRun::report(const WorkerExit& failure, Deadline drained) {
   // The terminal may show an unfinished progress line of rank 0.
   if (output_.is_terminal() && !output_.is_at_line_start()) output_.append("\n");
   output_.drain(system_, drained);
+  if (spec_.on_failure) {
+    crash_of(failure);  // adds the crash to the worker's error file
+    return spec_.on_failure(failure.rank, sentence_of(failure_for_caller(failure)));
+  }
   const std::string exception = exception_in(error_path_of(failure.rank));
   const WorkerGroup& group = attempt_->group();
   error_.append_line(
@@ -628,7 +637,13 @@ int JobRun::finish(const std::optional<WorkerExit>& failure) {
 }
 
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone) {
-  JobRun run(system, spec, guardian_gone);
+  std::unique_ptr<os::ForkServer> fork_server;
+  if (spec.worker_main) {  // a JobRun starts threads and blocks signals
+    auto started = os::ForkServer::start(spec.worker_main);
+    if (!started.ok()) return started.error();
+    fork_server = *std::move(started);
+  }
+  JobRun run(system, spec, guardian_gone, std::move(fork_server));
   return run.run();
 }
 

@@ -14,12 +14,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/log.h"
+#include "cadre/core/base/types.h"
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/inherited.h"
 #include "cadre/core/os/system.h"
@@ -31,8 +33,14 @@
 namespace cadre::launch {
 
 struct JobSpec {
-  // The path of the program that each worker executes.
+  // The path of the program that each worker executes. Not used if `worker_main` is set.
   std::string executable;
+  // If set, the workers are forked from the process that calls run_job(), and each calls this
+  // function instead of executing a program (core/os/proc/fork/fork_server.h).
+  std::function<int()> worker_main = {};
+  // If set, it gets the rank that failed first and one sentence about it at the end of the job. The
+  // launcher then prints no report.
+  std::function<void(Rank rank, const std::string& sentence)> on_failure = {};
   // The argv of a worker, in which "${local_rank}" is replaced by the worker's local rank.
   std::vector<std::string> arguments;
   // The environment of the workers, to which torchrun's variables are added.

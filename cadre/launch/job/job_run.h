@@ -17,6 +17,7 @@
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/launch/hosts/host_agent.h"
 #include "cadre/launch/job/attempt.h"
+#include "cadre/launch/job/error_file.h"
 #include "cadre/launch/job/failure_report.h"
 #include "cadre/launch/job/job.h"
 #include "cadre/launch/job/job_events.h"
@@ -30,7 +31,9 @@ namespace cadre::launch {
 
 class JobRun {
  public:
-  JobRun(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone);
+  // `fork_server`: the one from which all workers are forked; null if they are executed.
+  JobRun(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone,
+         std::unique_ptr<os::ForkServer> fork_server);
 
   Result<int> run();
 
@@ -82,6 +85,7 @@ class JobRun {
   std::optional<CrashReport> crash_of(const WorkerExit& failure);
   void report(const WorkerExit& failure, Deadline drained);
   int finish(const std::optional<WorkerExit>& failure);
+  JobFailure failure_for_caller(const WorkerExit& failure) const;
   void leave_for_caller(const WorkerExit& failure);
   int exit_code(const std::optional<WorkerExit>& failure) const;
 

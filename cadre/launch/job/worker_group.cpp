@@ -24,7 +24,7 @@ Result<std::unique_ptr<os::Process>> start_process(const os::ProcessOptions& opt
                                                    os::ForkServer* fork_server) {
   if (fork_server != nullptr && fork_server->is_ready()) {
     auto forked = fork_server->fork_process(options);
-    if (forked.ok()) return forked;
+    if (forked.ok() || options.executable.empty()) return forked;
   }
   return os::Process::start(options);
 }

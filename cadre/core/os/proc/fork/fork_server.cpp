@@ -19,6 +19,7 @@
 #include "cadre/core/os/native/poll.h"
 #include "cadre/core/os/proc/exit_status.h"
 #include "cadre/core/os/proc/fork/fork_request.h"
+#include "cadre/core/os/proc/fork/fork_template.h"
 
 namespace cadre::os {
 namespace {
@@ -54,6 +55,32 @@ Result<std::unique_ptr<ForkServer>> ForkServer::listen(const std::string& path) 
     return errno_error(ErrorCode::kUnavailable, cadre::format("listen at {}", path), errno);
   }
   return std::make_unique<ForkServer>(path, std::move(listener));
+}
+
+Result<std::unique_ptr<ForkServer>> ForkServer::start(const std::function<int()>& worker_main) {
+  int ends[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    return errno_error(ErrorCode::kUnavailable, "socketpair", errno);
+  }
+  Fd launcher(ends[0]);
+  Fd own(ends[1]);
+  const int pid = ::fork();
+  if (pid < 0) return errno_error(ErrorCode::kUnavailable, "start a process", errno);
+  if (pid == 0) {
+    launcher.close();
+    ::setpgid(0, 0);  // a signal to the launcher's group is not meant for the template
+    leave_streams();
+    serve_fork_requests(own.get());
+    own.close();
+    const int code = worker_main();
+    flush_streams();
+    ::_exit(code);
+  }
+  set_timeout(launcher, kAnswerTimeout);
+  auto server = std::make_unique<ForkServer>("", Fd());
+  server->connection_ = std::move(launcher);
+  server->template_pid_ = pid;
+  return server;
 }
 
 ForkServer::~ForkServer() {

@@ -1,16 +1,20 @@
-// Forks the workers of a restart from the template, a process that has loaded the program and its
-// libraries. A program makes its template with prepare_restart(). Loading libtorch takes a process
-// 0.14 to 0.3 s; a fork takes milliseconds.
+// Forks workers from the template, a process that has loaded the program and its libraries. Loading
+// libtorch takes a process 0.14 to 0.3 s; a fork takes milliseconds. A program makes its template
+// with prepare_restart(), for the workers of restarts. A launcher that runs a function of its own
+// process makes it with start().
 //
-// The template's connection is accepted only from the process that the launcher started, of this
-// user, of this build, and executing the given program: a script that prepares the environment and
-// then executes the program must run again in each attempt.
+// After listen() the template's connection is accepted only from the process that the launcher
+// started, of this user, of this build, and executing the given program. A script that prepares the
+// environment and then executes the program must run again in each attempt.
+//
 // Threads: one, the thread that uses the Process objects. Blocking: accept_template() for a second,
 // fork_process() for a few seconds, if the template does not answer. Lifetime: the destructor kills
 // the template; workers that were forked belong to their Process. The process must be a subreaper
-// (guardian.h), which adopts the template and the workers. Errors: listen() returns kUnavailable.
+// (guardian.h), which adopts the template and the workers. Errors: listen() and start() return
+// kUnavailable.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +32,10 @@ class ForkServer {
 
   // Listens at a unix socket of this path, in a folder that only this user can enter.
   static Result<std::unique_ptr<ForkServer>> listen(const std::string& path);
+  // Forks this process, which must have one thread, as the template. Each worker calls
+  // `worker_main` and ends with what it returns, without destructors of static objects and without
+  // functions of atexit(), which belong to the process that called start().
+  static Result<std::unique_ptr<ForkServer>> start(const std::function<int()>& worker_main);
   ForkServer(std::string path, Fd listener)
       : path_(std::move(path)), listener_(std::move(listener)) {}
   ~ForkServer();
