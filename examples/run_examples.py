@@ -128,6 +128,14 @@ class Examples(unittest.TestCase):
                 with self.assertRaisesRegex(AssertionError, "spawn: "):
                     run("spawn_ddp", *arguments, ranks=2 if arguments[0] else 1)
 
+    def test_data_parallel(self):
+        losses = []
+        for replicas in (1, 2, 3, 5):
+            [line] = run("data_parallel", replicas)
+            losses.append(float(re.fullmatch(rf"{replicas} replicas: loss (\S+)", line)[1]))
+            self.assertAlmostEqual(losses[-1], losses[0], delta=2e-5)
+        self.assertLess(losses[0], 0.05)
+
     def test_any_strategy(self):
         losses = {}
         for strategy, ranks, name in (("single", 1, "single"), ("ddp", 2, "ddp"), ("zero1", 2, "zero1"),

@@ -40,13 +40,17 @@
 // - `BucketLayout`: which gradients are reduced together in one bucket; saved in snapshots.
 // - `plan_bucket_layout()`, `reverse_order()`, `check_layout_fits()`, `BucketCaps`: how a layout is
 //   made and checked.
+// - `DataParallel`, `DataParallelOptions`: replicas in one process, on several devices or threads.
+// - `data_parallel::scatter()`, `data_parallel::replicate()`, `data_parallel::parallel_apply()`,
+//   `data_parallel::gather()`, `data_parallel::run_replicas()`, `data_parallel::MakeReplica`: its
+//   parts.
 // - `DataParallelModule`, `ModuleHolder`, `NoSync`, `NoSyncOptions`: the common interface of all
 //   wrappers of a module, and the scope of no_sync().
 // - `RefusedArgument`: replaces the module's type if an argument of the constructor has a wrong
 //   type, so that the compiler reports one clear error.
 //
-// Guide: docs/guide/parallel/data-parallel.md and averaging.md. PyTorch:
-// torch.nn.parallel.DistributedDataParallel.
+// Guide: docs/guide/parallel/data-parallel.md, averaging.md and one-process.md. PyTorch:
+// torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel.
 #pragma once
 
 #include "cadre/parallel/averaging/averaging_method.h"
@@ -55,6 +59,10 @@
 #include "cadre/parallel/buckets/bucket_layout.h"
 #include "cadre/parallel/buckets/comm_hook.h"
 #include "cadre/parallel/comm_hooks/comm_hooks.h"
+#include "cadre/parallel/data_parallel/data_parallel.h"
+#include "cadre/parallel/data_parallel/parallel_apply.h"
+#include "cadre/parallel/data_parallel/replicate.h"
+#include "cadre/parallel/data_parallel/scatter_gather.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/reduction/data_parallel_module.h"

@@ -19,6 +19,7 @@
 #include "cadre/tensor/device/device_runtime.h"
 #include "cadre/tensor/device/device_search.h"
 #include "cadre/tensor/hooks/autocast.h"
+#include "cadre/tensor/hooks/operations/own_generator.h"
 
 namespace cadre {
 
@@ -52,8 +53,12 @@ class RandomState {
   explicit RandomState(const c10::Device& device)
       : generator_(device.is_cpu() ? at::detail::getDefaultCPUGenerator()
                                    : at::globalContext().defaultGenerator(device)) {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    state_ = generator_.get_state();
+    // What a thread draws from a generator of its own (OwnGenerator) is drawn from the default one
+    // in the second forward, which runs in another thread.
+    at::Generator source = generator_;
+    if (device.is_cpu()) source = wrap::OwnGenerator::of_thread().value_or(source);
+    const std::lock_guard<std::mutex> lock(source.mutex());
+    state_ = source.get_state();
   }
   void restore() const {
     at::Generator generator = generator_;
