@@ -78,7 +78,7 @@ void expect_quick(const std::function<void()>& body) {
 }
 
 TEST(SpawnThreads, EachRankRunsOnceWithTheGroupOfAll) {
-  const int num_threads = at::get_num_threads();
+  at::set_num_threads(3);  // also of threads that start later
   for (const int num_ranks : {1, 2, 3, 4}) {
     std::vector<std::atomic<int>> calls(static_cast<size_t>(num_ranks));
     spawn(
@@ -90,7 +90,10 @@ TEST(SpawnThreads, EachRankRunsOnceWithTheGroupOfAll) {
         num_ranks, kThreads);
     for (const auto& count : calls) EXPECT_EQ(count, 1);
   }
-  EXPECT_EQ(at::get_num_threads(), num_threads);
+  EXPECT_EQ(at::get_num_threads(), 3);
+  int num_of_later = 0;
+  std::thread([&] { num_of_later = at::get_num_threads(); }).join();
+  EXPECT_EQ(num_of_later, 3);
 }
 
 TEST(SpawnThreads, TheRankThatFailsFirstIsNamedAndTheOthersEnd) {
@@ -210,7 +213,10 @@ TEST(SpawnProcesses, DISABLED_TheRankThatFailsFirstIsNamedAndTheOthersEnd) {
     return [fail](const ProcessGroup& world) {
       sum_ranks(world);
       if (world.rank() == 1) fail();
-      if (world.rank() == 2) sleep_long();  // has to be killed
+      if (world.rank() == 2) {  // has to be killed
+        ::signal(SIGTERM, SIG_IGN);
+        sleep_long();
+      }
       sum_ranks(world);
     };
   };
@@ -284,6 +290,28 @@ TEST(SpawnProcesses, DISABLED_AnInterruptStopsTheRanksAndReachesTheCaller) {
 }
 TEST(SpawnProcesses, AnInterruptStopsTheRanksAndReachesTheCaller) {
   run_in_process("AnInterruptStopsTheRanksAndReachesTheCaller");
+}
+
+TEST(SpawnProcesses, DISABLED_TheEndOfTheSupervisorIsReported) {
+  expect_quick([] {
+    const auto error = error_of([] {
+      spawn(
+          [](const ProcessGroup& world) {
+            sum_ranks(world);
+            if (world.rank() == 0) ::kill(::getppid(), SIGKILL);
+            sleep_long();
+          },
+          2);
+    });
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kAborted);
+    EXPECT_NE(error->message().find("the process that started the ranks (pid"), std::string::npos)
+        << error->message();
+  });
+  expect_no_child();
+}
+TEST(SpawnProcesses, TheEndOfTheSupervisorIsReported) {
+  run_in_process("TheEndOfTheSupervisorIsReported");
 }
 
 // Kills the caller, after each rank has left its process id in the folder.
