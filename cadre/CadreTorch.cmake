@@ -3,7 +3,8 @@
 set(torch_folders tensor/device tensor/backends tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred
                   parallel/shard parallel/layers parallel/buckets parallel/reduction parallel/plan
                   parallel/ddp parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp parallel/batchnorm
-                  parallel/comm_hooks parallel/averaging parallel/data_parallel train/data train/checkpoint train/verify train/training)
+                  parallel/comm_hooks parallel/averaging parallel/data_parallel train/data train/checkpoint
+                  train/verify train/training)
 if(CADRE_SANITIZE)  # those that the tests use which run under sanitizers
   list(REMOVE_ITEM torch_folders parallel/layers parallel/plan parallel/tp parallel/ep parallel/pp train/checkpoint
        train/training)
@@ -105,7 +106,8 @@ if(CADRE_WITH_TESTS)
   # The tests of several folders form one program: device and backends; ddp, zero, fsdp and batchnorm; layers,
   # tp and ep.
   set(folders_of_device tensor/device tensor/backends)
-  set(folders_of_parallel parallel/ddp parallel/zero parallel/fsdp parallel/batchnorm parallel/comm_hooks parallel/averaging parallel/data_parallel)
+  set(folders_of_parallel parallel/ddp parallel/zero parallel/fsdp parallel/batchnorm parallel/comm_hooks
+                          parallel/averaging parallel/data_parallel)
   set(folders_of_layers parallel/layers parallel/tp parallel/ep)
   set(folders_of_pipeline_parallel parallel/pp)
   set(folders_of_train train/trainer)
