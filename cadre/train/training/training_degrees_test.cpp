@@ -198,7 +198,9 @@ TEST_P(TrainingDegrees, EqualsALoopOfLibtorchOnTheWholeBatch) {
       EXPECT_EQ(training.division().degrees(), given.degrees);
       train(training, given.num_parts > 1, 0, kNumSteps, courses[rank]);
       const auto [inputs, targets] = rows_of(kNumSteps, training.division().rows());
-      courses[rank].evaluation = training.mean(training.evaluate(inputs, targets, loss_of));
+      const Tensor evaluation = training.evaluate(inputs, targets, loss_of);
+      EXPECT_FALSE(evaluation.requires_grad());
+      courses[rank].evaluation = training.mean(evaluation);
       SnapshotFolder folder(temporary.path() / "run");
       training.save(folder, kNumSteps);
     });
@@ -237,6 +239,7 @@ std::vector<Case> cases() {
                4,
                ContextForm::kRing,
                "interleaved-1f1b"},
+          Case{"pipeline_in_a_v", kDdp, {.pipeline = 2}, 2, 4, ContextForm::kRing, "zb-v"},
           Case{"pipeline_tensor", kDdp, {.pipeline = 2, .tensor = 2}, 4, 2},
           Case{"pipeline_context", kDdp, {.pipeline = 2, .context = 2}, 4, 2},
           Case{"fsdp_all", DataStrategy::kFsdp, {.pipeline = 2, .context = 2, .tensor = 2}, 8, 2}};
@@ -267,6 +270,7 @@ TEST(TrainingDegrees, GoesOnWithEveryOtherDegree) {
       Decoder training(take(decoders, world).ptr(), with_decay(), world,
                        {.strategy = given.strategy,
                         .degrees = given.degrees,
+                        .schedule = "zb-v",
                         .num_parts = 2,
                         .max_norm = kMaxNorm});
       SnapshotFolder folder(temporary.path() / "run");
@@ -472,6 +476,7 @@ TEST(TrainingDegrees, RefusesOutputsThatAreDivided) {
         EXPECT_EQ(training(inputs).size(1), 4);
         continue;
       }
+      EXPECT_NE(error_of([&] { training(inputs); }, ErrorCode::kInvalidArgument), "");
       EXPECT_THAT(error_of([&] { training(inputs); }, ErrorCode::kInvalidArgument),
                   HasSubstr("give the layer that makes the outputs .gather_output = true"));
     }
@@ -487,10 +492,12 @@ TEST(TrainingDegrees, RefusesDifferentRowsOnTheRanksOfACopy) {
     const auto result = run_groups(2, [&](const ProcessGroup& world) {
       Decoder training(take(decoders, world).ptr(), with_decay(), world, {.degrees = degrees});
       const auto [inputs, targets] = rows_of(0, world);
-      EXPECT_THAT(error_of([&, x = inputs, y = targets] { training.step(x, y, loss_of); },
-                           ErrorCode::kInvalidArgument),
-                  HasSubstr("the ranks 0 and 1 of 2 that have one copy of the model together got "
-                            "different rows"));
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        EXPECT_THAT(error_of([&, x = inputs, y = targets] { training.step(x, y, loss_of); },
+                             ErrorCode::kInvalidArgument),
+                    HasSubstr("the ranks 0 and 1 of 2 that have one copy of the model together "
+                              "got different rows"));
+      }
     });
     EXPECT_TRUE(result.ok()) << result.failures();
   }
