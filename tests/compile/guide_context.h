@@ -210,6 +210,10 @@ struct Net : torch::nn::ModuleHolder<NetImpl> {
 extern cadre::Training<NetImpl, torch::optim::AdamWOptions> training;
 }  // namespace one_program
 
+namespace fine_tuning {
+using one_program::Net;
+}  // namespace fine_tuning
+
 namespace optimizers {
 using namespace any_page;
 extern const Tensor loss;

@@ -1,15 +1,15 @@
 #include "cadre/train/training/divided_model.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/arange.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
+#include <functional>
 #include <string>
+#include <string_view>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
@@ -52,6 +52,23 @@ std::vector<PlanEntry> plan_of(const torch::nn::Module& module, const TrainingOp
           kCall, layers.empty() ? "" : format("replace {}, and ", layers)));
 }
 
+// Returns what all ranks must have before the copies divide their layers, each on its own.
+std::vector<AgreedField> fields_of(const torch::nn::Module& module,
+                                   const std::vector<PlanEntry>& plan) {
+  Fnv1a tensors;
+  for (const auto& parameter : module.named_parameters()) {
+    tensors.add(parameter.key());
+    tensors.add(c10::str(parameter.value().sizes(), parameter.value().dtype()));
+  }
+  std::string entries;
+  for (const PlanEntry& entry : plan) {
+    entries +=
+        format("{}\"{}\" {}", entries.empty() ? "" : ", ", entry.pattern, to_string(entry.style));
+  }
+  return {{"the module", format("one whose parameters have the digest {:x}", tensors.value())},
+          {"the plan", entries}};
+}
+
 bool has_deferred_parameters(const torch::nn::Module& module) {
   return std::ranges::any_of(module.parameters(), is_deferred);
 }
@@ -64,58 +81,45 @@ bool has_layer_of_whole_sequences(const torch::nn::Module& module) {
   return false;
 }
 
-// Three sums of a rank's tensors. Tensors that are equal up to rounding have close sums.
-struct Sums {
-  uint64_t sizes = 0;  // a digest
-  std::array<double, 3> values = {};
-};
-constexpr size_t kNumWords = 4;
-constexpr double kTolerance = 0.01;  // relative: low precision on different processors
-
-Sums sums_of(std::span<const at::Tensor> tensors) {
-  const at::NoGradGuard no_grad;
-  Sums result;
-  std::string sizes;
+// Returns a hash of the sizes, the dtypes and the bits of tensors.
+int64_t digest_of(std::span<const at::Tensor> tensors, bool with_values) {
+  Fnv1a hash;
   for (const at::Tensor& tensor : tensors) {
-    sizes += c10::str(tensor.sizes(), tensor.dtype());
-    const at::Tensor values = tensor.detach().to(at::kCPU, at::kDouble).flatten();
-    const at::Tensor weights = at::arange(values.numel(), at::kDouble).remainder(89).add(1);
-    result.values[0] += values.sum().item<double>();
-    result.values[1] += values.abs().sum().item<double>();
-    result.values[2] += values.abs().mul(weights).sum().item<double>() / 45;  // the mean weight
+    hash.add(c10::str(tensor.sizes(), tensor.dtype()));
+    if (!with_values) continue;
+    const at::Tensor values = tensor.detach().to(at::kCPU).contiguous();
+    hash.add(std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
   }
-  result.sizes = fnv1a(sizes);
-  return result;
+  return static_cast<int64_t>(hash.value());
 }
 
-bool are_close(const Sums& a, const Sums& b) {
-  if (a.sizes != b.sizes) return false;
-  for (size_t i = 0; i < a.values.size(); ++i) {
-    const double limit = kTolerance * std::max(a.values[1], b.values[1]);
-    if (std::isfinite(limit) && !(std::abs(a.values[i] - b.values[i]) <= limit)) return false;
-  }
-  return true;
-}
-
-// Returns a rank of the group whose tensors differ from those of rank 0; nullopt if there is none.
+// Returns a rank of the group with another number than rank 0; nullopt if there is none.
 // Collective.
 std::optional<size_t> different_rank(const ProcessGroup& group,
-                                     std::span<const at::Tensor> tensors) {
-  const auto words = gather_words(group, kCall, kNumWords, [&]() -> std::vector<int64_t> {
-    const Sums own = sums_of(tensors);
-    return {std::bit_cast<int64_t>(own.sizes), std::bit_cast<int64_t>(own.values[0]),
-            std::bit_cast<int64_t>(own.values[1]), std::bit_cast<int64_t>(own.values[2])};
-  });
-  const auto sums = [&words](size_t rank) {
-    return Sums{
-        .sizes = std::bit_cast<uint64_t>(words[rank][0]),
-        .values = {std::bit_cast<double>(words[rank][1]), std::bit_cast<double>(words[rank][2]),
-                   std::bit_cast<double>(words[rank][3])}};
-  };
+                                     const std::function<int64_t()>& number) {
+  const auto words =
+      gather_words(group, kCall, 1, [&]() -> std::vector<int64_t> { return {number()}; });
   for (size_t rank = 1; rank < words.size(); ++rank) {
-    if (!are_close(sums(rank), sums(0))) return rank;
+    if (words[rank] != words[0]) return rank;
   }
   return std::nullopt;
+}
+
+// Returns whether the tensors are those of rank 0 up to rounding; low precision differs most
+// between processors. Collective.
+bool are_those_of_rank_0(std::span<const at::Tensor> tensors, const ProcessGroup& group) {
+  const at::NoGradGuard no_grad;
+  bool are_close = true;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor first = tensor.detach().contiguous().clone();
+    group.broadcast(first, {.root = 0});
+    if (!first.is_floating_point() || first.numel() == 0) continue;
+    const double limit =
+        (first.element_size() < 4 ? 5e-2 : 1e-3) * first.abs().max().to(at::kDouble).item<double>();
+    const double difference = (tensor.detach() - first).abs().max().to(at::kDouble).item<double>();
+    are_close = are_close && (std::isnan(limit) || difference <= limit);
+  }
+  return are_close;
 }
 
 }  // namespace
@@ -133,10 +137,15 @@ DividedModel::DividedModel(const std::shared_ptr<torch::nn::Module>& module,
   if (!division.tensor()) return;
   layers_ = division.tensor()->group("tp");
   std::vector<PlanEntry> plan;
-  check_on_all_ranks(division.world(), kCall, [&] {
-    if (module != nullptr) plan = plan_of(*module, options);
-  });
-  // The wrapper of the strategy throws for a null module.
+  check_equal_on_all_ranks(
+      division.world(), kCall,
+      [&]() -> std::vector<AgreedField> {
+        if (module == nullptr) return {};  // the wrapper of the strategy throws
+        materialize(*module);
+        plan = plan_of(*module, options);
+        return fields_of(*module, plan);
+      },
+      "pass the same module and plan on all ranks");
   if (module != nullptr) records_ = parallelize_module(*module, *division.tensor(), plan);
 }
 
@@ -169,6 +178,13 @@ at::Tensor DividedModel::own_tokens(const at::Tensor& argument) {
                                        (*sizes_)[0], (*sizes_)[1])
                               : ""));
   }
+  if (argument.requires_grad() && at::GradMode::is_enabled()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: an argument of the forward requires grad; with the degree context each "
+                       "rank would have the gradient of its own tokens only: compute it in the "
+                       "module, or choose another degree",
+                       kCall));
+  }
   if (!sizes_) sizes_ = {argument.size(0), argument.size(1)};
   const ContextParallel& context = context_of((*sizes_)[1]);
   return takes_whole_sequences_ ? argument : context.shard(argument, 1);
@@ -187,7 +203,8 @@ at::Tensor DividedModel::whole_tokens(const at::Tensor& result) const {
 
 void DividedModel::check_inputs(std::span<const at::Tensor> inputs) {
   if (!compares_inputs()) return;
-  const std::optional<size_t> rank = different_rank(*copy_, inputs);
+  const std::optional<size_t> rank =
+      different_rank(*copy_, [&] { return digest_of(inputs, /*with_values=*/true); });
   has_compared_inputs_ = !rank;
   if (!rank) return;
   throw Error(ErrorCode::kInvalidArgument,
@@ -200,7 +217,12 @@ void DividedModel::check_inputs(std::span<const at::Tensor> inputs) {
 void DividedModel::check_outputs(std::span<const at::Tensor> outputs) {
   bool& is_compared = has_compared_outputs_[module_->is_training() ? 1 : 0];
   if (!layers_ || is_compared) return;
-  const std::optional<size_t> rank = different_rank(*layers_, outputs);
+  std::optional<size_t> rank =
+      different_rank(*layers_, [&] { return digest_of(outputs, /*with_values=*/false); });
+  if (!rank) {
+    const bool is_equal = are_those_of_rank_0(outputs, *layers_);
+    rank = different_rank(*layers_, [&] { return is_equal ? 0 : layers_->rank(); });
+  }
   is_compared = !rank;
   if (!rank) return;
   throw Error(ErrorCode::kInvalidArgument,

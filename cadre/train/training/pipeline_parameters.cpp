@@ -4,11 +4,16 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "cadre/tensor/group/agreement.h"
 
 namespace cadre::training_parts {
 
 // If two stages of this rank share a tied weight, the pipeline lists it twice.
-PipelineParameters::PipelineParameters(const Pipeline& pipeline) {
+PipelineParameters::PipelineParameters(const Pipeline& pipeline, const ProcessGroup& world)
+    : world_(world) {
   for (ParameterShard& record : pipeline.parameter_shards()) {
     const auto first = std::ranges::find(records_, record.name, &ParameterShard::name);
     if (first == records_.end()) {
@@ -21,8 +26,25 @@ PipelineParameters::PipelineParameters(const Pipeline& pipeline) {
 }
 
 void PipelineParameters::prepare_step() const {
-  for (const ParameterShard& record : records_) {
-    if (record.values.numel() == 0) record.values.mutable_grad() = at::empty_like(record.values);
+  constexpr size_t kBits = 63;
+  const auto num_words = static_cast<int64_t>(records_.size() / kBits + 1);
+  const auto words = gather_words(world_, "cadre::Training::step()", num_words, [&] {
+    std::vector<int64_t> has_gradient(static_cast<size_t>(num_words));
+    for (size_t i = 0; i < records_.size(); ++i) {
+      const at::Tensor& values = records_[i].values;
+      if (values.numel() == 0 || !values.grad().defined()) continue;
+      has_gradient[i / kBits] |= int64_t{1} << (i % kBits);
+    }
+    return has_gradient;
+  });
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const at::Tensor& values = records_[i].values;
+    if (values.numel() != 0) continue;
+    values.mutable_grad().reset();
+    const bool is_trained = std::ranges::any_of(words, [i](const std::vector<int64_t>& of_rank) {
+      return (of_rank[i / kBits] >> (i % kBits) & 1) != 0;
+    });
+    if (is_trained) values.mutable_grad() = at::empty_like(values);
   }
 }
 

@@ -3,8 +3,8 @@
 // here. So the optimizer of every rank counts the steps of all parameters, and snapshots equal
 // those of other layouts.
 //
-// Threads: one. Blocking: never. Lifetime: shares the tensors of the pipeline. Errors: none of its
-// own.
+// Threads: one. Blocking: prepare_step(). Lifetime: shares the tensors of the pipeline and keeps
+// the group. Errors: those of the group.
 #pragma once
 
 #include <utility>
@@ -13,16 +13,19 @@
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
 
 namespace cadre::training_parts {
 
 class CADRE_EXPORT PipelineParameters {
  public:
-  explicit PipelineParameters(const Pipeline& pipeline);
+  // world: the ranks of all stages and of all their copies.
+  PipelineParameters(const Pipeline& pipeline, const ProcessGroup& world);
 
   // Returns each parameter once, also if two stages of this rank share it.
   const std::vector<ParameterShard>& records() const { return records_; }
-  // Call before a step of the optimizer: gives the parameters without elements a gradient.
+  // Call before a step of the optimizer: gives the parameters without elements a gradient, if a
+  // rank that has elements has one. Collective.
   void prepare_step() const;
   // Call after a step, and after values were loaded: writes the values of shared parameters into
   // their copies on this rank, and clears the gradients of the copies.
@@ -30,6 +33,7 @@ class CADRE_EXPORT PipelineParameters {
   void zero_grad() const;
 
  private:
+  ProcessGroup world_;
   std::vector<ParameterShard> records_;
   // A parameter of records_, and the tensor of another stage of this rank that is tied to it.
   std::vector<std::pair<ParameterShard, ParameterShard>> copies_;

@@ -68,6 +68,11 @@ Pipeline make_pipeline(const torch::nn::SequentialImpl& layers, const TrainingDi
   PipelineOptions made{.schedule = options.schedule,
                        .num_microbatches = static_cast<int>(options.num_parts),
                        .allow_uneven_microbatches = true};
+  if (options.before_part) {
+    made.before_microbatch = [before = options.before_part](const PipelineMicrobatch& microbatch) {
+      before(microbatch.first_row, microbatch.num_rows);
+    };
+  }
   const Ranks& data = division.wrapped_ranks();
   if (data.size() > 1 && has_units(division.strategy())) {
     made.shards = data;
@@ -97,8 +102,9 @@ PipelinedModel::PipelinedModel(const std::shared_ptr<torch::nn::Module>& module,
                                const TrainingDivision& division, const TrainingOptions& options)
     : module_(checked(module, division, options)),
       stages_(division.stages()->group("pp")),
+      copies_(division.wrapped_ranks().group()),
       pipeline_(make_pipeline(*module_, division, options)),
-      parameters_(pipeline_) {
+      parameters_(pipeline_, division.world()) {
   release_other_stages();
 }
 
@@ -129,8 +135,20 @@ void PipelinedModel::release_other_stages() const {
   }
 }
 
+// Gives the copies of a stage the buffers of the first one, as DistributedDataParallel does before
+// each forward.
+void PipelinedModel::share_buffers() const {
+  const std::vector<int> ranks = ranks_of_layers(*module_, pipeline_.schedule());
+  const auto named = module_->named_children();
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] != stages_.rank()) continue;
+    for (const at::Tensor& buffer : named[i].value()->buffers()) copies_.broadcast(buffer);
+  }
+}
+
 at::Tensor PipelinedModel::backward(const at::Tensor& inputs, const at::Tensor& targets,
                                     const PipelineLoss& loss) {
+  share_buffers();
   return pipeline_.step(inputs, targets, loss, {.broadcast_losses = true}).loss;
 }
 
@@ -140,14 +158,20 @@ at::Tensor PipelinedModel::evaluate(const at::Tensor& inputs, const at::Tensor& 
 }
 
 SnapshotParts PipelinedModel::parts() const {
+  share_buffers();
+  SnapshotParts parts = parts_of(records());
   const std::vector<int> ranks = ranks_of_layers(*module_, pipeline_.schedule());
   const auto named = module_->named_children();
   for (size_t i = 0; i < ranks.size(); ++i) {
-    for (const at::Tensor& buffer : named[i].value()->buffers()) {
+    for (const auto& item : named[i].value()->named_buffers()) {
+      at::Tensor buffer = item.value();
+      // Another rank has this layer, so the layer has no memory here.
+      if (is_deferred(buffer)) buffer = at::empty(buffer.sizes(), buffer.scalar_type());
       stages_.broadcast(buffer, {.root = ranks[i]});
+      parts.buffers.push_back(whole_tensor(named[i].key() + "." + item.key(), buffer));
     }
   }
-  return parts_of(records(), *module_);
+  return parts;
 }
 
 }  // namespace cadre::training_parts

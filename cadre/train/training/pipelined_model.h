@@ -51,9 +51,11 @@ class CADRE_EXPORT PipelinedModel {
 
  private:
   void release_other_stages() const;
+  void share_buffers() const;
 
   std::shared_ptr<torch::nn::SequentialImpl> module_;
   ProcessGroup stages_;  // the ranks with different stages
+  ProcessGroup copies_;  // the ranks with the same stages and different rows
   Pipeline pipeline_;
   PipelineParameters parameters_;
 };

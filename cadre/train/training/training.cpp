@@ -8,6 +8,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
@@ -17,14 +18,17 @@ namespace cadre::training_parts {
 
 GroupOfParameter group_of_parameters(
     const torch::nn::Module& module,
-    std::span<const std::function<bool(const WholeParameter& parameter)>> groups) {
+    std::span<const std::function<bool(const WholeParameter& parameter)>> groups,
+    const ProcessGroup& world) {
   GroupOfParameter found;
-  for (const NamedTensor& parameter : distinct_parameters(module)) {
-    const WholeParameter whole{.name = parameter.name, .sizes = parameter.tensor.sizes()};
-    size_t group = 0;
-    while (group < groups.size() && !groups[group](whole)) ++group;
-    found.emplace(parameter.name, group);
-  }
+  check_on_all_ranks(world, kCall, [&] {
+    for (const NamedTensor& parameter : distinct_parameters(module)) {
+      const WholeParameter whole{.name = parameter.name, .sizes = parameter.tensor.sizes()};
+      size_t group = 0;
+      while (group < groups.size() && !groups[group](whole)) ++group;
+      found.emplace(parameter.name, group);
+    }
+  });
   return found;
 }
 
@@ -38,6 +42,12 @@ void refuse_for_pipelines(std::string_view call) {
 }
 
 double mean_over_rows(const at::Tensor& value, int64_t num_rows, const ProcessGroup& group) {
+  if (num_rows < 0) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "cadre::Training::mean(): there was no step and no evaluation yet, whose rows weight "
+        "the value");
+  }
   const auto rows = static_cast<double>(num_rows);
   const double sum = num_rows == 0 ? 0 : value.item<double>() * rows;
   const at::Tensor sums = at::tensor({sum, rows}, at::kDouble);

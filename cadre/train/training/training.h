@@ -48,6 +48,7 @@
 #include "cadre/train/checkpoint/snapshot_folder.h"
 #include "cadre/train/checkpoint/snapshot_parts.h"
 #include "cadre/train/data/data_loader.h"
+#include "cadre/train/training/copy_agreement.h"
 #include "cadre/train/training/divided_model.h"
 #include "cadre/train/training/pipelined_model.h"
 #include "cadre/train/training/training_division.h"
@@ -79,11 +80,12 @@ struct StepResult {
 namespace training_parts {
 
 // Returns for each parameter, by name, the index of the first group that contains it; the number of
-// groups if none does.
+// groups if none does. Collective: an exception of one rank is thrown on all.
 using GroupOfParameter = std::map<std::string, size_t>;
 CADRE_EXPORT GroupOfParameter
 group_of_parameters(const torch::nn::Module& module,
-                    std::span<const std::function<bool(const WholeParameter& parameter)>> groups);
+                    std::span<const std::function<bool(const WholeParameter& parameter)>> groups,
+                    const ProcessGroup& world);
 
 // Throws: the degree pipeline is above 1, and `call` needs the whole model on each rank.
 [[noreturn]] CADRE_EXPORT void refuse_for_pipelines(std::string_view call);
@@ -132,6 +134,7 @@ class Training {
         group_of_parameter_(grouped(module)),
         module_(module),
         divided_(module, division_, options_),
+        agreement_(division_, divided_.records()),
         model_(make_model(module)),
         updates_(make_optimizer()) {}
   // Takes a module holder, for example Net of TORCH_MODULE(Net) or torch::nn::Sequential.
@@ -177,6 +180,7 @@ class Training {
   // TrainingOptions::max_norm is set, and returns their norm before the scaling.
   std::optional<double> step() {
     std::optional<double> norm;
+    agreement_.agree_on_step(optimizer());
     if (options_.max_norm) norm = clip_grad_norm(*options_.max_norm);
     if (const auto* const pipeline = pipelined()) pipeline->parameters().prepare_step();
     optimizer().step();
@@ -193,6 +197,7 @@ class Training {
     const std::vector<int64_t> num_rows =
         training_parts::rows_of_parts(inputs, targets, options_.num_parts);
     num_rows_ = inputs.size(0);
+    divided_.check_inputs(std::array{inputs, targets});
     if (auto* const pipeline = pipelined()) {
       const auto [own, loss_of_parts] = for_stages(inputs, targets, loss);
       const at::Tensor mean_loss = pipeline->backward(own, targets, loss_of_parts);
@@ -201,6 +206,7 @@ class Training {
     int64_t begin = 0;
     const at::Tensor mean = backward_in_parts(num_rows, [&](size_t part) -> at::Tensor {
       const int64_t first = std::exchange(begin, begin + num_rows[part]);
+      if (options_.before_part) options_.before_part(first, num_rows[part]);
       const at::Tensor output = forward(inputs.narrow(0, first, num_rows[part]));
       return loss(output, targets.narrow(0, first, num_rows[part]));
     });
@@ -400,6 +406,7 @@ class Training {
   template <typename Loss>
   std::pair<at::Tensor, PipelineLoss> for_stages(const at::Tensor& inputs,
                                                  const at::Tensor& targets, const Loss& loss) {
+    agreement_.agree_on_microbatches(inputs.size(0), options_.num_parts);
     divided_.check_inputs(std::array{inputs, targets});
     divided_.begin_forward();
     const at::Tensor own = divided_.divides_tokens() ? divided_.own_tokens(inputs) : inputs;
@@ -421,7 +428,7 @@ class Training {
     if (module == nullptr || groups_.empty()) return {};
     std::vector<std::function<bool(const WholeParameter&)>> contains;
     for (const ParameterGroup<Options>& group : groups_) contains.push_back(group.contains);
-    return training_parts::group_of_parameters(*module, contains);
+    return training_parts::group_of_parameters(*module, contains, division_.world());
   }
 
   using Model = std::variant<Replicated, Sharded, Pipelined>;
@@ -475,7 +482,8 @@ class Training {
   }
 
   std::vector<torch::optim::OptimizerParamGroup> optimizer_groups(
-      const std::vector<NamedTensor>& parameters) const {
+      const std::vector<NamedTensor>& parameters) {
+    agreement_.set_names(parameters);
     std::vector<std::vector<at::Tensor>> members(groups_.size() + 1);
     for (const NamedTensor& parameter : parameters) {
       const size_t group = groups_.empty() ? 0 : group_of_parameter_.at(parameter.name);
@@ -497,9 +505,10 @@ class Training {
   training_parts::GroupOfParameter group_of_parameter_;
   std::shared_ptr<M> module_;
   training_parts::DividedModel divided_;
+  training_parts::CopyAgreement agreement_;
   Model model_;
   Updates updates_;
-  int64_t num_rows_ = 0;  // the rows of the last step or evaluation
+  int64_t num_rows_ = -1;  // the rows of the last step or evaluation; -1 before the first
 };
 
 template <ModuleHolder Holder, typename Options>

@@ -270,7 +270,7 @@ TEST(TrainingDegrees, GoesOnWithEveryOtherDegree) {
       Decoder training(take(decoders, world).ptr(), with_decay(), world,
                        {.strategy = given.strategy,
                         .degrees = given.degrees,
-                        .schedule = "zb-v",
+                        .schedule = given.strategy == kDdp ? "zb-v" : "1f1b",
                         .num_parts = 2,
                         .max_norm = kMaxNorm});
       SnapshotFolder folder(temporary.path() / "run");
@@ -415,6 +415,8 @@ TEST(TrainingDegrees, RefusesWhatCannotBe) {
   EXPECT_THAT(
       refusal(2, {.degrees = ModelDegrees{.context = 2}, .weighting = GradientWeighting::kSum}),
       HasSubstr("the sum would count it several times"));
+  EXPECT_THAT(refusal(2, {.strategy = DataStrategy::kHsdp, .degrees = ModelDegrees{.tensor = 2}}),
+              HasSubstr("divides the ranks, which are those of different copies of the model"));
   const ModelDegrees pipeline{.pipeline = 2};
   EXPECT_THAT(refusal(4, {.strategy = DataStrategy::kZero1, .degrees = pipeline}),
               HasSubstr("zero1 divides no pipeline; choose ddp, fsdp or hsdp"));
@@ -528,6 +530,12 @@ TEST(TrainingDegrees, RefusesTensorsWithoutTokens) {
     nn::Sequential net(Linear(4, 4), dropout, nn::Flatten());
     Training training{net, with_decay(), world,
                       TrainingOptions{.degrees = ModelDegrees{.context = 2}}};
+    EXPECT_THAT(error_of(
+                    [&] {
+                      training.forward(torch::ones({3, 4, 4}).requires_grad_());
+                    },
+                    ErrorCode::kInvalidArgument),
+                HasSubstr("an argument of the forward requires grad"));
     EXPECT_THAT(error_of([&] { training.forward(torch::ones({4})); }, ErrorCode::kInvalidArgument),
                 HasSubstr("an argument of the forward has the sizes [4]"));
     EXPECT_THAT(error_of(
@@ -538,6 +546,274 @@ TEST(TrainingDegrees, RefusesTensorsWithoutTokens) {
                 HasSubstr("the forward returned a tensor with the sizes [3, 8]"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Two layers that a plan divides, between others that every rank has whole.
+struct WideImpl : nn::Module {
+  explicit WideImpl(double dropout_before = 0, double dropout_after = 0)
+      : before(dropout_before), after(dropout_after) {
+    torch::manual_seed(3);
+    first = register_module("first", Linear(kVocabulary, 64));
+    up = register_module("up", Linear(64, 64));
+    down = register_module("down", Linear(64, 64));
+    last = register_module("last", Linear(64, 4));
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor hidden = torch::dropout(first(x), before, is_training());
+    return last(torch::dropout(down(up(hidden).tanh()), after, is_training()));
+  }
+  double before, after;
+  Linear first{nullptr}, up{nullptr}, down{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Wide);
+
+const std::vector<PlanEntry> kWidePlan = {{"up", ParallelStyle::kColwise},
+                                          {"down", ParallelStyle::kRowwise}};
+
+Tensor sum_of_squares(const Tensor& output, const Tensor& target) {
+  return (output - target).square().sum(1).mean();
+}
+
+// Calls use(training, world, inputs, targets) on two ranks that divide a Wide.
+template <typename Use>
+void with_wide(const std::vector<Wide>& modules, const Use& use) {
+  std::vector<Wide> taken = modules;
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    const Wide module = std::exchange(taken[static_cast<size_t>(world.rank())], nullptr);
+    Training training{module, with_decay(), world,
+                      TrainingOptions{.degrees = ModelDegrees{.tensor = 2}, .plan = kWidePlan}};
+    use(training, world, torch::ones({128, kVocabulary}), torch::zeros({128, 4}));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The outputs of the first forward are equal, because they follow from a sum over the ranks; the
+// weights before the dropout drift apart.
+TEST(TrainingDegrees, RefusesMasksThatDriftWeightsApart) {
+  with_wide({Wide(0.5), Wide(0.5)}, [](auto& training, const ProcessGroup& /*world*/,
+                                       const Tensor& inputs, const Tensor& targets) {
+    EXPECT_THAT(error_of(
+                    [&] {
+                      for (int step = 0; step < 3; ++step) {
+                        training.step(inputs, targets, sum_of_squares);
+                      }
+                    },
+                    ErrorCode::kInvalidArgument),
+                HasSubstr("use cadre::CounterBasedDropout"));
+  });
+  with_wide({Wide(0, 0.1), Wide(0, 0.1)}, [](auto& training, const ProcessGroup& /*world*/,
+                                             const Tensor& inputs, const Tensor& /*targets*/) {
+    EXPECT_THAT(error_of([&] { training(inputs); }, ErrorCode::kInvalidArgument),
+                HasSubstr("the outputs of the module differ"));
+  });
+}
+
+TEST(TrainingDegrees, RefusesBatchesThatDifferInOneElement) {
+  for (const bool in_targets : {false, true}) {
+    with_wide({Wide(), Wide()}, [&](auto& training, const ProcessGroup& world, const Tensor& inputs,
+                                    const Tensor& targets) {
+      const Tensor own_inputs = inputs.clone();
+      const Tensor own_targets = targets.clone();
+      (in_targets ? own_targets : own_inputs)[7][2] += 1e-3 * world.rank();
+      EXPECT_THAT(error_of([&] { training.step(own_inputs, own_targets, sum_of_squares); },
+                           ErrorCode::kInvalidArgument),
+                  HasSubstr("got different rows"));
+    });
+  }
+}
+
+// The own loop does not show its targets; the gradients of whole parameters differ.
+TEST(TrainingDegrees, RefusesTargetsThatDriftWeightsApart) {
+  with_wide({Wide(), Wide()}, [](auto& training, const ProcessGroup& world, const Tensor& inputs,
+                                 const Tensor& targets) {
+    EXPECT_THAT(
+        error_of(
+            [&] {
+              for (int step = 0; step < 3; ++step) {
+                training.backward(sum_of_squares(training(inputs), targets + 1.0 + world.rank()));
+                training.step();
+              }
+            },
+            ErrorCode::kInvalidArgument),
+        HasSubstr("or the ranks had different targets"));
+  });
+}
+
+TEST(TrainingDegrees, RefusesDifferentOptionsOfTheOptimizersInAStep) {
+  for (const ModelDegrees& degrees : {ModelDegrees{.tensor = 2}, ModelDegrees{.pipeline = 2}}) {
+    std::vector<nn::Sequential> decoders = make_decoders(2);
+    const auto result = run_groups(2, [&](const ProcessGroup& world) {
+      Decoder training(take(decoders, world).ptr(), with_decay(), world, {.degrees = degrees});
+      const auto [inputs, targets] = batch_of(0);
+      training.step(inputs, targets, loss_of);
+      for (auto& group : training.optimizer().param_groups()) {
+        group.options().set_lr(world.rank() == 0 ? 1e-3 : 2e-3);
+      }
+      EXPECT_THAT(error_of([&, x = inputs, y = targets] { training.step(x, y, loss_of); },
+                           ErrorCode::kInvalidArgument),
+                  HasSubstr("lr 0.001"));
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// Ranks 0 and 1 have one copy, ranks 2 and 3 the other one.
+TEST(TrainingDegrees, RefusesDifferentModulesOnAllRanksOfAllCopies) {
+  std::vector<Net> nets = {Net(), Net(), Net(), Net()};
+  nets[3]->head = nets[3]->replace_module("head", Linear(kVocabulary, 6));
+  std::vector<std::string> messages(4);
+  const auto result = run_groups(4, [&](const ProcessGroup& world) {
+    const auto rank = static_cast<size_t>(world.rank());
+    messages[rank] = error_of(
+        [&] {
+          Training(nets[rank], with_decay(), world,
+                   TrainingOptions{.degrees = ModelDegrees{.tensor = 2},
+                                   .plan = {{"head", ParallelStyle::kColwise, true}}});
+        },
+        ErrorCode::kInvalidArgument);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const std::string& message : messages) {
+    EXPECT_THAT(message, HasSubstr("pass the same module and plan on all ranks"));
+  }
+}
+
+// A frozen layer, and one that is used later, have no state in a snapshot before they train.
+TEST(TrainingDegrees, APipelineSavesOnlyTheStatesThatThereAre) {
+  std::vector<nn::Sequential> nets = {make_mlp(), make_mlp()};
+  for (const nn::Sequential& net : nets) {
+    for (const Tensor& parameter : net->ptr(5)->parameters()) parameter.requires_grad_(false);
+  }
+  const testing::TemporaryFolder temporary;
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    Training training{take(nets, world), with_decay(), world,
+                      TrainingOptions{.degrees = ModelDegrees{.pipeline = 2}, .num_parts = 2}};
+    const auto [inputs, targets] = batch_of(0);
+    const Tensor x = hot(inputs.select(1, 0));
+    const Tensor y = targets.select(1, 0);
+    const auto loss = [](const Tensor& output, const Tensor& target) {
+      return torch::cross_entropy_loss(output, target);
+    };
+    training.step(x, y, loss);
+    SnapshotFolder folder(temporary.path() / "run");
+    training.save(folder, 1);
+    EXPECT_EQ(training.load(folder.latest().value()).step, 1);
+    training.step(x, y, loss);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(TrainingDegrees, APipelineNeedsARowForEachMicrobatch) {
+  std::vector<nn::Sequential> decoders = make_decoders(4);
+  const auto result = run_groups(4, [&](const ProcessGroup& world) {
+    Decoder training(take(decoders, world).ptr(), with_decay(), world,
+                     {.degrees = ModelDegrees{.pipeline = 2}, .num_parts = 4});
+    const auto [inputs, targets] = batch_of(0);
+    const int64_t num_rows = training.division().rows().rank() == 0 ? 8 : 3;
+    const Tensor x = inputs.narrow(0, 0, num_rows), y = targets.narrow(0, 0, num_rows);
+    for (const bool is_step : {true, false}) {
+      EXPECT_THAT(error_of(
+                      [&] {
+                        is_step ? training.step(x, y, loss_of).loss
+                                : training.evaluate(x, y, loss_of);
+                      },
+                      ErrorCode::kInvalidArgument),
+                  HasSubstr("this rank has 3 rows of the batch, and options.num_parts is 4"));
+    }
+    training.step(inputs, targets, loss_of);  // the group is usable
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The layers of other stages have no memory, and their buffers are in the snapshot.
+TEST(TrainingDegrees, TakesADeferredModule) {
+  const testing::TemporaryFolder temporary;
+  std::vector<nn::Sequential> nets;
+  for (int i = 0; i < 4; ++i) nets.push_back(defer_init([] { return make_mlp(); }));
+  const Tensor inputs = hot(batch_of(0).first.select(1, 0));
+  const Tensor targets = batch_of(0).second.select(1, 0);
+  const auto loss = [](const Tensor& output, const Tensor& target) {
+    return torch::cross_entropy_loss(output, target);
+  };
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    Training training{take(nets, world), with_decay(), world,
+                      TrainingOptions{.degrees = ModelDegrees{.pipeline = 2}}};
+    training.step(inputs, targets, loss);
+    SnapshotFolder folder(temporary.path() / "run");
+    training.save(folder, 1);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  nn::Sequential plain = make_mlp();
+  plain->forward(inputs);
+  nn::Sequential loaded = make_mlp();
+  load_sharded(SnapshotFolder(temporary.path() / "run").latest().value(), parts_of(*loaded),
+               {.with_optimizer = false});
+  EXPECT_TRUE(torch::allclose(loaded->buffers()[0], plain->buffers()[0], 1e-5, 1e-6));
+  std::vector<nn::Sequential> divided = {nets[2], nets[3]};
+  nets.clear();
+  const auto by_tensor = run_groups(2, [&](const ProcessGroup& world) {
+    Training training{take(divided, world), with_decay(), world,
+                      TrainingOptions{.degrees = ModelDegrees{.tensor = 2},
+                                      .plan = {{"5", ParallelStyle::kColwise, true}}}};
+    training.step(inputs, targets, loss);
+  });
+  EXPECT_TRUE(by_tensor.ok()) << by_tensor.failures();
+}
+
+// The copies of a stage have the running statistics of the first one, as under ddp.
+TEST(TrainingDegrees, TheCopiesOfAPipelineHaveEqualBuffers) {
+  std::vector<nn::Sequential> nets = {make_mlp(), make_mlp(), make_mlp(), make_mlp()};
+  std::vector<Tensor> means(4);
+  const auto result = run_groups(4, [&](const ProcessGroup& world) {
+    Training training{take(nets, world), with_decay(), world,
+                      TrainingOptions{.degrees = ModelDegrees{.pipeline = 2}}};
+    const auto loss = [](const Tensor& output, const Tensor& target) {
+      return torch::cross_entropy_loss(output, target);
+    };
+    for (int step = 0; step < 2; ++step) {
+      const auto [inputs, targets] = rows_of(step, training.division().rows());
+      training.step(hot(inputs.select(1, 0)), targets.select(1, 0), loss);
+    }
+    static_cast<void>(training.parts());
+    means[static_cast<size_t>(world.rank())] = training->buffers()[0].clone();
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const Tensor& mean : means) EXPECT_TRUE(mean.equal(means[0]));
+  EXPECT_GT(means[0].abs().sum().item<double>(), 0);
+}
+
+// Dropout drops the same elements, however the rows are divided into parts.
+TEST(TrainingDegrees, TheProgramSetsTheRowsOfAPart) {
+  std::vector<double> losses;
+  for (const int num_parts : {1, 3}) {
+    for (const int num_stages : {1, 2}) {
+      std::vector<nn::Sequential> nets;
+      std::vector<std::shared_ptr<DropoutStream>> streams;
+      for (int rank = 0; rank < num_stages; ++rank) {
+        torch::manual_seed(4);
+        streams.push_back(std::make_shared<DropoutStream>());
+        CounterBasedDropout dropout(CounterBasedDropoutOptions{.p = 0.5, .stream = streams.back()});
+        nets.emplace_back(Linear(kVocabulary, 16), dropout, Linear(16, 4));
+      }
+      double loss = 0;
+      const auto result = run_groups(num_stages, [&](const ProcessGroup& world) {
+        const auto stream = streams[static_cast<size_t>(world.rank())];
+        Training training{take(nets, world), with_decay(), world,
+                          TrainingOptions{.degrees = ModelDegrees{.pipeline = num_stages},
+                                          .num_parts = num_parts,
+                                          .before_part = [stream](int64_t first_row, int64_t) {
+                                            stream->first_sample = first_row;
+                                          }}};
+        const Tensor inputs = hot(batch_of(1).first.select(1, 0));
+        const Tensor mean =
+            training.step(inputs, torch::zeros({inputs.size(0), 4}), sum_of_squares).loss;
+        if (world.rank() == 0) loss = mean.item<double>();
+      });
+      EXPECT_TRUE(result.ok()) << result.failures();
+      losses.push_back(loss);
+    }
+  }
+  for (const double loss : losses) EXPECT_NEAR(loss, losses[0], 1e-5);
 }
 
 class ScopedStrategy {

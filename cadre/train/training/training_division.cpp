@@ -133,6 +133,12 @@ void check_training_options(const TrainingOptions& options, DataStrategy strateg
                "out, or choose ddp or zero1",
                to_string(strategy)));
   }
+  if (degrees != ModelDegrees{} && ranks.mesh() && ranks.mesh()->axes().size() != 1) {
+    refuse_options(
+        format("the mesh {} was passed together with the degrees of a model, which need axes of "
+               "their own; pass the group of all ranks",
+               ranks.mesh()->to_string()));
+  }
   if (options.weighting == GradientWeighting::kSum && degrees.context > 1) {
     refuse_options(
         "options.weighting is the sum, and with the degree context all ranks of a copy compute the "
@@ -145,15 +151,18 @@ void check_training_options(const TrainingOptions& options, DataStrategy strateg
 }
 
 // Returns the number of groups of hsdp that each have the whole model.
-int replicas_of(const TrainingOptions& options, const std::vector<int>& hosts, int num_ranks) {
+int replicas_of(const TrainingOptions& options, const ProcessGroup& world, int num_ranks) {
+  const int world_size = world.world_size();
+  const std::vector<int> hosts = world.communicator().hosts();
   int num_replicas = options.num_replicas;
   if (num_replicas == 0) num_replicas = std::max(2, *std::ranges::max_element(hosts) + 1);
   if (num_replicas >= 1 && num_ranks % num_replicas == 0) return num_replicas;
   refuse_options(
       format("hsdp divides {} ranks into {} groups that each have the whole model, which is not "
-             "possible; set options.num_replicas to a number that divides the ranks, or pass a "
-             "mesh of two axes (replicate, then shard)",
-             num_ranks, num_replicas));
+             "possible; set options.num_replicas to a number that divides the ranks{}",
+             num_ranks, num_replicas,
+             num_ranks == world_size ? ", or pass a mesh of two axes (replicate, then shard)"
+                                     : ", which are those of different copies of the model"));
 }
 
 // The ranks of a division with degrees. Neighbouring ranks differ in tensor, then in context, then
@@ -172,7 +181,7 @@ Ranks ranks_of_strategy(const TrainingOptions& options, DataStrategy strategy, c
   if (strategy == DataStrategy::kHsdp && has_two_axes) return ranks;
   const ProcessGroup& world = ranks.group_of_one_axis(kCall, "dp");
   if (strategy != DataStrategy::kHsdp) return ranks;
-  const int num_replicas = replicas_of(options, world.communicator().hosts(), world.world_size());
+  const int num_replicas = replicas_of(options, world, world.world_size());
   return DeviceMesh(world,
                     {{"replicate", num_replicas}, {"shard", world.world_size() / num_replicas}});
 }
@@ -186,7 +195,7 @@ Axes axes_of(const TrainingOptions& options, DataStrategy strategy, const ModelD
   std::vector<MeshAxis> axes = {{"pp", degrees.pipeline}};
   std::vector<std::string> names;
   if (strategy == DataStrategy::kHsdp) {
-    const int num_replicas = replicas_of(options, world.communicator().hosts(), wrapped);
+    const int num_replicas = replicas_of(options, world, wrapped);
     axes.push_back({"replicate", num_replicas});
     axes.push_back({"shard", wrapped / num_replicas});
     names = {"replicate", "shard"};

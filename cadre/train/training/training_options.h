@@ -8,6 +8,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,6 +59,10 @@ struct TrainingOptions {
   // The number of parts into which Training::step() divides this rank's rows of a batch, one after
   // the other, to save memory (gradient accumulation), or as the microbatches of a pipeline.
   int64_t num_parts = 1;
+  // step() calls this before it computes with a part of this rank's rows: [first_row, first_row +
+  // num_rows). Use it for values that depend on the rows, such as DropoutStream::first_sample. In a
+  // pipeline it is called for each stage of this rank, before each forward and each backward.
+  std::function<void(int64_t first_row, int64_t num_rows)> before_part = {};
   // step() scales the gradients such that their norm over all ranks is at most this.
   std::optional<double> max_norm = {};
   // The dtype of the autocast under which forward() runs, such as torch::kBFloat16; its results are

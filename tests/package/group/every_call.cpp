@@ -8,6 +8,7 @@
 #include <cadre/process_group.h>
 #include <cadre/symmetric_tensor.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -218,6 +219,18 @@ void subgroups(const World& w) {
   again.close(kTimeout);
 }
 
+// A program that a launcher has started is refused.
+void ranks_of_this_program(bool is_launched) {
+  std::atomic<int> num_ranks = 0;
+  try {
+    cadre::spawn([&](const ProcessGroup& world) { num_ranks += world.world_size(); }, 2,
+                 {.method = cadre::SpawnMethod::kThreads, .timeout = kTimeout});
+    require(!is_launched && num_ranks == 4, "spawn");
+  } catch (const cadre::Error& error) {
+    if (!is_launched || error.code() != cadre::ErrorCode::kInvalidArgument) throw;
+  }
+}
+
 }  // namespace
 
 int main() try {
@@ -231,8 +244,9 @@ int main() try {
   through_autograd(world);
   one_rank_for_all(world);
   subgroups(world);
-  std::printf("every call on %d ranks\n", world.size);
   group.close();
+  ranks_of_this_program(/*is_launched=*/world.size > 1);
+  std::printf("every call on %d ranks\n", world.size);
 } catch (const cadre::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

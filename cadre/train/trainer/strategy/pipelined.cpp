@@ -52,7 +52,7 @@ Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& la
   if (whole.is_tied()) {
     pipeline_->tie_parameters({{0, kTiedWeight}, {schedule_.num_stages() - 1, kTiedWeight}});
   }
-  parameters_.emplace(*pipeline_);
+  parameters_.emplace(*pipeline_, layout.world);
   optimizer_ = make_optimizer(stepped_parameters(parameters_->records(), choice), choice.config);
 }
 
