@@ -60,9 +60,22 @@ void CopyAgreement::set_names(const std::vector<NamedTensor>& parameters) {
   }
 }
 
+// The optimizer may have tensors of its own, such as those of a ZeroRedundancyOptimizer.
+void CopyAgreement::add_names_of(const torch::optim::Optimizer& optimizer) {
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    const std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto [name, is_new] =
+          names_.try_emplace(parameters[i].unsafeGetTensorImpl(), std::string());
+      if (is_new) name->second = format("parameter {} of group {}", i, group);
+    }
+  }
+}
+
 void CopyAgreement::agree_on_step(const torch::optim::Optimizer& optimizer) {
   if (!copy_) return;
   ++num_steps_;
+  add_names_of(optimizer);
   const optim_state::GroupTerms groups{.groups = optimizer.param_groups(),
                                        .defaults = nullptr,
                                        .name_of = [this](const at::Tensor& parameter) {

@@ -40,6 +40,7 @@ class CADRE_EXPORT CopyAgreement {
   void agree_on_microbatches(int64_t num_rows, int64_t num_parts) const;
 
  private:
+  void add_names_of(const torch::optim::Optimizer& optimizer);
   void compare_replicated() const;
 
   ProcessGroup world_;

@@ -550,7 +550,7 @@ TEST(TrainingDegrees, RefusesTensorsWithoutTokens) {
 
 // Two layers that a plan divides, between others that every rank has whole.
 struct WideImpl : nn::Module {
-  explicit WideImpl(double dropout_before = 0, double dropout_after = 0)
+  WideImpl(double dropout_before, double dropout_after)
       : before(dropout_before), after(dropout_after) {
     torch::manual_seed(3);
     first = register_module("first", Linear(kVocabulary, 64));
@@ -576,10 +576,11 @@ Tensor sum_of_squares(const Tensor& output, const Tensor& target) {
 
 // Calls use(training, world, inputs, targets) on two ranks that divide a Wide.
 template <typename Use>
-void with_wide(const std::vector<Wide>& modules, const Use& use) {
-  std::vector<Wide> taken = modules;
+void with_wide(double dropout_before, double dropout_after, const Use& use) {
+  std::vector<Wide> modules;
+  for (int rank = 0; rank < 2; ++rank) modules.emplace_back(dropout_before, dropout_after);
   const auto result = run_groups(2, [&](const ProcessGroup& world) {
-    const Wide module = std::exchange(taken[static_cast<size_t>(world.rank())], nullptr);
+    const Wide module = std::exchange(modules[static_cast<size_t>(world.rank())], nullptr);
     Training training{module, with_decay(), world,
                       TrainingOptions{.degrees = ModelDegrees{.tensor = 2}, .plan = kWidePlan}};
     use(training, world, torch::ones({128, kVocabulary}), torch::zeros({128, 4}));
@@ -590,53 +591,58 @@ void with_wide(const std::vector<Wide>& modules, const Use& use) {
 // The outputs of the first forward are equal, because they follow from a sum over the ranks; the
 // weights before the dropout drift apart.
 TEST(TrainingDegrees, RefusesMasksThatDriftWeightsApart) {
-  with_wide({Wide(0.5), Wide(0.5)}, [](auto& training, const ProcessGroup& /*world*/,
-                                       const Tensor& inputs, const Tensor& targets) {
-    EXPECT_THAT(error_of(
-                    [&] {
-                      for (int step = 0; step < 3; ++step) {
-                        training.step(inputs, targets, sum_of_squares);
-                      }
-                    },
-                    ErrorCode::kInvalidArgument),
-                HasSubstr("use cadre::CounterBasedDropout"));
-  });
-  with_wide({Wide(0, 0.1), Wide(0, 0.1)}, [](auto& training, const ProcessGroup& /*world*/,
-                                             const Tensor& inputs, const Tensor& /*targets*/) {
-    EXPECT_THAT(error_of([&] { training(inputs); }, ErrorCode::kInvalidArgument),
-                HasSubstr("the outputs of the module differ"));
-  });
+  with_wide(0.5, 0,
+            [](auto& training, const ProcessGroup& /*world*/, const Tensor& inputs,
+               const Tensor& targets) {
+              EXPECT_THAT(error_of(
+                              [&] {
+                                for (int step = 0; step < 3; ++step) {
+                                  training.step(inputs, targets, sum_of_squares);
+                                }
+                              },
+                              ErrorCode::kInvalidArgument),
+                          HasSubstr("use cadre::CounterBasedDropout"));
+            });
+  with_wide(0, 0.1,
+            [](auto& training, const ProcessGroup& /*world*/, const Tensor& inputs,
+               const Tensor& /*targets*/) {
+              EXPECT_THAT(error_of([&] { training(inputs); }, ErrorCode::kInvalidArgument),
+                          HasSubstr("the outputs of the module differ"));
+            });
 }
 
 TEST(TrainingDegrees, RefusesBatchesThatDifferInOneElement) {
   for (const bool in_targets : {false, true}) {
-    with_wide({Wide(), Wide()}, [&](auto& training, const ProcessGroup& world, const Tensor& inputs,
-                                    const Tensor& targets) {
-      const Tensor own_inputs = inputs.clone();
-      const Tensor own_targets = targets.clone();
-      (in_targets ? own_targets : own_inputs)[7][2] += 1e-3 * world.rank();
-      EXPECT_THAT(error_of([&] { training.step(own_inputs, own_targets, sum_of_squares); },
-                           ErrorCode::kInvalidArgument),
-                  HasSubstr("got different rows"));
-    });
+    with_wide(0, 0,
+              [&](auto& training, const ProcessGroup& world, const Tensor& inputs,
+                  const Tensor& targets) {
+                const Tensor own_inputs = inputs.clone();
+                const Tensor own_targets = targets.clone();
+                (in_targets ? own_targets : own_inputs)[7][2] += 1e-3 * world.rank();
+                EXPECT_THAT(
+                    error_of([&] { training.step(own_inputs, own_targets, sum_of_squares); },
+                             ErrorCode::kInvalidArgument),
+                    HasSubstr("got different rows"));
+              });
   }
 }
 
 // The own loop does not show its targets; the gradients of whole parameters differ.
 TEST(TrainingDegrees, RefusesTargetsThatDriftWeightsApart) {
-  with_wide({Wide(), Wide()}, [](auto& training, const ProcessGroup& world, const Tensor& inputs,
-                                 const Tensor& targets) {
-    EXPECT_THAT(
-        error_of(
-            [&] {
-              for (int step = 0; step < 3; ++step) {
-                training.backward(sum_of_squares(training(inputs), targets + 1.0 + world.rank()));
-                training.step();
-              }
-            },
-            ErrorCode::kInvalidArgument),
-        HasSubstr("or the ranks had different targets"));
-  });
+  with_wide(
+      0, 0,
+      [](auto& training, const ProcessGroup& world, const Tensor& inputs, const Tensor& targets) {
+        EXPECT_THAT(error_of(
+                        [&] {
+                          for (int step = 0; step < 3; ++step) {
+                            training.backward(
+                                sum_of_squares(training(inputs), targets + 1.0 + world.rank()));
+                            training.step();
+                          }
+                        },
+                        ErrorCode::kInvalidArgument),
+                    HasSubstr("or the ranks had different targets"));
+      });
 }
 
 TEST(TrainingDegrees, RefusesDifferentOptionsOfTheOptimizersInAStep) {
