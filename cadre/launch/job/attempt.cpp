@@ -163,7 +163,14 @@ std::optional<Duration> Attempt::time_to_come() {
 void Attempt::kill_by(TimePoint by) {
   const auto time = time_to_come();
   const bool may_come = phase_ == Phase::kRunning || phase_ == Phase::kRecovering;
-  if (!time || !may_come || by <= system_.now()) return kill_all();
+  if (!time || !may_come || by <= system_.now()) {
+    // The owner calls this when the limit that it has set passes, perhaps before this object has
+    // noticed that.
+    const bool is_limit =
+        must_kill_ && (phase_ == Phase::kRecovering || phase_ == Phase::kStopping);
+    const bool has_passed = is_limit && phase_deadline_.remaining(system_.now()) <= kKillTick;
+    return has_passed ? kill_outlived() : kill_all();
+  }
   must_kill_ = true;
   group_.ask_unable_to_stop(SIGKILL);
   Deadline limit = Deadline(by).earlier(system_.deadline_in(*time));
