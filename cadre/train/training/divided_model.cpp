@@ -62,8 +62,9 @@ std::vector<AgreedField> fields_of(const torch::nn::Module& module,
   }
   std::string entries;
   for (const PlanEntry& entry : plan) {
-    entries +=
-        format("{}\"{}\" {}", entries.empty() ? "" : ", ", entry.pattern, to_string(entry.style));
+    entries += format("{}\"{}\" {}{}{}", entries.empty() ? "" : ", ", entry.pattern,
+                      to_string(entry.style), entry.gather_output ? " gather_output" : "",
+                      entry.input_is_parallel ? "" : " input_is_parallel = false");
   }
   return {{"the module", format("one whose parameters have the digest {:x}", tensors.value())},
           {"the plan", entries}};

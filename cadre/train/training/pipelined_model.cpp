@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -82,18 +83,15 @@ Pipeline make_pipeline(const torch::nn::SequentialImpl& layers, const TrainingDi
   return pipeline_of(layers, *division.stages(), made);
 }
 
-// Returns the layers of each rank of the pipeline: pipeline_of() gives the first stages one layer
-// more, if the stages cannot have equally many.
-std::vector<int> ranks_of_layers(const torch::nn::SequentialImpl& layers,
-                                 const PipelineSchedule& schedule) {
-  const size_t num_stages = schedule.rank_of_stage.size();
-  std::vector<int> ranks;
-  for (size_t stage = 0; stage < num_stages; ++stage) {
-    const size_t num_layers =
-        layers.size() / num_stages + (stage < layers.size() % num_stages ? 1 : 0);
-    ranks.insert(ranks.end(), num_layers, schedule.rank_of_stage[stage]);
+// Returns the layers of a rank.
+std::vector<std::shared_ptr<torch::nn::Module>> layers_of(const torch::nn::SequentialImpl& layers,
+                                                          const std::vector<int>& ranks, int rank) {
+  const auto named = layers.named_children();
+  std::vector<std::shared_ptr<torch::nn::Module>> own;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == rank) own.push_back(named[i].value());
   }
-  return ranks;
+  return own;
 }
 
 }  // namespace
@@ -103,7 +101,11 @@ PipelinedModel::PipelinedModel(const std::shared_ptr<torch::nn::Module>& module,
     : module_(checked(module, division, options)),
       stages_(division.stages()->group("pp")),
       copies_(division.wrapped_ranks().group()),
+      shares_buffers_(has_units(division.strategy()) ? options.fsdp.broadcast_buffers
+                                                     : options.ddp.broadcast_buffers),
       pipeline_(make_pipeline(*module_, division, options)),
+      ranks_(parallel::ranks_of_layers(*module_, pipeline_.schedule())),
+      own_layers_(layers_of(*module_, ranks_, stages_.rank())),
       parameters_(pipeline_, division.world()) {
   release_other_stages();
 }
@@ -111,19 +113,16 @@ PipelinedModel::PipelinedModel(const std::shared_ptr<torch::nn::Module>& module,
 // Other ranks have these parameters. A program that used them here would read old values; without
 // memory they throw.
 void PipelinedModel::release_other_stages() const {
-  const std::vector<int> ranks = ranks_of_layers(*module_, pipeline_.schedule());
   std::set<const c10::TensorImpl*> own;
-  const auto named = module_->named_children();
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] != stages_.rank()) continue;
-    for (const auto& layer : named[i].value()->modules()) {
-      const auto keep = [&own](const torch::nn::Module& kept) {
-        for (const at::Tensor& parameter : kept.parameters()) {
-          own.insert(parameter.unsafeGetTensorImpl());
-        }
-      };
-      keep(*layer);
-      const auto* const sharing = dynamic_cast<const SharingModule*>(layer.get());
+  const auto keep = [&own](const torch::nn::Module& kept) {
+    for (const at::Tensor& parameter : kept.parameters()) {
+      own.insert(parameter.unsafeGetTensorImpl());
+    }
+  };
+  for (const auto& own_layer : own_layers_) {
+    for (const auto& part : own_layer->modules()) {
+      keep(*part);
+      const auto* const sharing = dynamic_cast<const SharingModule*>(part.get());
       if (sharing != nullptr && sharing->shared_module()) keep(*sharing->shared_module());
     }
   }
@@ -138,11 +137,9 @@ void PipelinedModel::release_other_stages() const {
 // Gives the copies of a stage the buffers of the first one, as DistributedDataParallel does before
 // each forward.
 void PipelinedModel::share_buffers() const {
-  const std::vector<int> ranks = ranks_of_layers(*module_, pipeline_.schedule());
-  const auto named = module_->named_children();
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] != stages_.rank()) continue;
-    for (const at::Tensor& buffer : named[i].value()->buffers()) copies_.broadcast(buffer);
+  if (!shares_buffers_) return;
+  for (const auto& layer : own_layers_) {
+    for (const at::Tensor& buffer : layer->buffers()) copies_.broadcast(buffer);
   }
 }
 
@@ -160,16 +157,18 @@ at::Tensor PipelinedModel::evaluate(const at::Tensor& inputs, const at::Tensor& 
 SnapshotParts PipelinedModel::parts() const {
   share_buffers();
   SnapshotParts parts = parts_of(records());
-  const std::vector<int> ranks = ranks_of_layers(*module_, pipeline_.schedule());
+  std::map<std::string, int> rank_of;  // the key is the name of a layer
   const auto named = module_->named_children();
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    for (const auto& item : named[i].value()->named_buffers()) {
-      at::Tensor buffer = item.value();
-      // Another rank has this layer, so the layer has no memory here.
-      if (is_deferred(buffer)) buffer = at::empty(buffer.sizes(), buffer.scalar_type());
-      stages_.broadcast(buffer, {.root = ranks[i]});
-      parts.buffers.push_back(whole_tensor(named[i].key() + "." + item.key(), buffer));
+  for (size_t i = 0; i < ranks_.size(); ++i) rank_of[named[i].key()] = ranks_[i];
+  for (const NamedTensor& item : distinct_buffers(*module_)) {
+    at::Tensor buffer = item.tensor;
+    // Another rank has this layer, so the layer has no memory here.
+    if (is_deferred(buffer)) {
+      const c10::Device device = records()[0].values.device();
+      buffer = at::empty(buffer.sizes(), at::device(device).dtype(buffer.scalar_type()));
     }
+    stages_.broadcast(buffer, {.root = rank_of.at(item.name.substr(0, item.name.find('.')))});
+    parts.buffers.push_back(whole_tensor(item.name, buffer));
   }
   return parts;
 }

@@ -56,7 +56,10 @@ class CADRE_EXPORT PipelinedModel {
   std::shared_ptr<torch::nn::SequentialImpl> module_;
   ProcessGroup stages_;  // the ranks with different stages
   ProcessGroup copies_;  // the ranks with the same stages and different rows
+  bool shares_buffers_;  // whether all copies get the buffers of the first one
   Pipeline pipeline_;
+  std::vector<int> ranks_;  // the rank, in stages_, of each layer
+  std::vector<std::shared_ptr<torch::nn::Module>> own_layers_;
   PipelineParameters parameters_;
 };
 

@@ -1,8 +1,8 @@
 #include "cadre/train/training/training.h"
 
-#include <ATen/ops/tensor.h>
 #include <torch/nn/module.h>
 
+#include <bit>
 #include <utility>
 
 #include "cadre/core/base/error.h"
@@ -48,11 +48,18 @@ double mean_over_rows(const at::Tensor& value, int64_t num_rows, const ProcessGr
         "cadre::Training::mean(): there was no step and no evaluation yet, whose rows weight "
         "the value");
   }
-  const auto rows = static_cast<double>(num_rows);
-  const double sum = num_rows == 0 ? 0 : value.item<double>() * rows;
-  const at::Tensor sums = at::tensor({sum, rows}, at::kDouble);
-  group.all_reduce(sums);
-  return sums[0].item<double>() / sums[1].item<double>();
+  const auto words =
+      gather_words(group, "cadre::Training::mean()", 2, [&]() -> std::vector<int64_t> {
+        return {std::bit_cast<int64_t>(num_rows == 0 ? 0 : value.item<double>()), num_rows};
+      });
+  double sum = 0;
+  double total = 0;
+  for (const std::vector<int64_t>& of_rank : words) {
+    const auto rows = static_cast<double>(of_rank[1]);
+    sum += std::bit_cast<double>(of_rank[0]) * rows;
+    total += rows;
+  }
+  return sum / total;
 }
 
 void run_backward(const at::Tensor& loss) {

@@ -199,7 +199,7 @@ class Training {
     num_rows_ = inputs.size(0);
     divided_.check_inputs(std::array{inputs, targets});
     if (auto* const pipeline = pipelined()) {
-      const auto [own, loss_of_parts] = for_stages(inputs, targets, loss);
+      const auto [own, loss_of_parts] = for_stages(inputs, loss);
       const at::Tensor mean_loss = pipeline->backward(own, targets, loss_of_parts);
       return {.loss = mean_loss, .norm = step()};
     }
@@ -220,8 +220,9 @@ class Training {
     const at::NoGradGuard no_grad;
     training_parts::rows_of_parts(inputs, targets, 1);
     num_rows_ = inputs.size(0);
+    divided_.check_inputs(std::array{inputs, targets});
     if (auto* const pipeline = pipelined()) {
-      const auto [own, loss_of_parts] = for_stages(inputs, targets, loss);
+      const auto [own, loss_of_parts] = for_stages(inputs, loss);
       return pipeline->evaluate(own, targets, loss_of_parts);
     }
     return loss(forward(inputs), targets);
@@ -404,10 +405,8 @@ class Training {
 
   // Returns what the first stage gets of the inputs, and the loss of the results of the last one.
   template <typename Loss>
-  std::pair<at::Tensor, PipelineLoss> for_stages(const at::Tensor& inputs,
-                                                 const at::Tensor& targets, const Loss& loss) {
+  std::pair<at::Tensor, PipelineLoss> for_stages(const at::Tensor& inputs, const Loss& loss) {
     agreement_.agree_on_microbatches(inputs.size(0), options_.num_parts);
-    divided_.check_inputs(std::array{inputs, targets});
     divided_.begin_forward();
     const at::Tensor own = divided_.divides_tokens() ? divided_.own_tokens(inputs) : inputs;
     return {own, [this, &loss](const at::Tensor& output, const at::Tensor& target) -> at::Tensor {

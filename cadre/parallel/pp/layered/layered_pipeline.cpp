@@ -267,6 +267,17 @@ uint64_t digest_of(const std::vector<std::shared_ptr<StageOfLayers>>& stages) {
 
 }  // namespace
 
+std::vector<int> parallel::ranks_of_layers(const torch::nn::SequentialImpl& layers,
+                                           const PipelineSchedule& schedule) {
+  const std::vector<int64_t> sizes = sizes_of_stages(
+      {}, static_cast<int64_t>(layers.size()), static_cast<int64_t>(schedule.rank_of_stage.size()));
+  std::vector<int> ranks;
+  for (size_t stage = 0; stage < sizes.size(); ++stage) {
+    ranks.insert(ranks.end(), static_cast<size_t>(sizes[stage]), schedule.rank_of_stage[stage]);
+  }
+  return ranks;
+}
+
 Pipeline pipeline_of(const torch::nn::SequentialImpl& layers, const Ranks& ranks,
                      const PipelineOptions& options, const StageDivision& division) {
   const ProcessGroup& group = ranks.group_of_one_axis("cadre::pipeline_of", "pp");

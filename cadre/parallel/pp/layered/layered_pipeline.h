@@ -53,6 +53,15 @@ struct StageDivision {
   bool recompute = false;
 };
 
+namespace parallel {  // functions of the library itself, not for programs
+
+// Returns the rank of each layer in the pipeline with this schedule that pipeline_of() makes with
+// the default StageDivision. Throws kInvalidArgument if there are fewer layers than stages.
+CADRE_EXPORT std::vector<int> ranks_of_layers(const torch::nn::SequentialImpl& layers,
+                                              const PipelineSchedule& schedule);
+
+}  // namespace parallel
+
 // layers: the model. Its first layer takes the batch, and its last layer returns the output.
 CADRE_EXPORT Pipeline pipeline_of(const torch::nn::SequentialImpl& layers, const Ranks& ranks,
                                   const PipelineOptions& options = {},
