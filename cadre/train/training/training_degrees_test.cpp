@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +19,7 @@
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/counting_dataset.h"
 #include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/training_course.h"
 #include "cadre/testing/torch/wrap_net.h"
 #include "cadre/train/training/training.h"
 
@@ -29,6 +29,8 @@ namespace {
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::run_groups;
+using testing::ScopedVariable;
+using Course = testing::TrainingCourse;
 namespace nn = torch::nn;
 using torch::Tensor;
 
@@ -71,10 +73,7 @@ std::pair<Tensor, Tensor> batch_of(int step) {
 }
 
 std::pair<Tensor, Tensor> rows_of(int step, const ProcessGroup& rows) {
-  const auto [inputs, targets] = batch_of(step);
-  const int64_t begin = inputs.size(0) * rows.rank() / rows.world_size();
-  const int64_t end = inputs.size(0) * (rows.rank() + 1) / rows.world_size();
-  return {inputs.slice(0, begin, end), targets.slice(0, begin, end)};
+  return testing::rows_of(batch_of(step), rows);
 }
 
 Tensor loss_of(const Tensor& logits, const Tensor& targets) {
@@ -84,13 +83,6 @@ Tensor loss_of(const Tensor& logits, const Tensor& targets) {
 torch::optim::AdamWOptions with_decay() {
   return torch::optim::AdamWOptions(3e-3).weight_decay(0.1);
 }
-
-struct Course {
-  std::vector<double> losses;
-  std::vector<double> norms;
-  std::vector<Tensor> parameters;
-  double evaluation = 0;
-};
 
 // The truth: libtorch alone, in one process.
 Course trained_by_libtorch(bool is_tied) {
@@ -115,37 +107,12 @@ Course trained_by_libtorch(bool is_tied) {
   return course;
 }
 
-void expect_near(const Course& course, const Course& truth) {
-  ASSERT_EQ(course.losses.size(), truth.losses.size());
-  for (size_t i = 0; i < truth.losses.size(); ++i) {
-    EXPECT_NEAR(course.losses[i], truth.losses[i], 2e-5) << "loss of step " << i;
-    EXPECT_NEAR(course.norms[i], truth.norms[i], 2e-4) << "norm of step " << i;
-  }
-  EXPECT_NEAR(course.evaluation, truth.evaluation, 2e-5);
-  ASSERT_EQ(course.parameters.size(), truth.parameters.size());
-  for (size_t i = 0; i < truth.parameters.size(); ++i) {
-    EXPECT_LT((course.parameters[i] - truth.parameters[i]).abs().max().item<double>(), 2e-5)
-        << "parameter " << i;
-  }
-}
-
 using Decoder = Training<nn::SequentialImpl, torch::optim::AdamWOptions>;
 
 // The program of this test, which is the same for all degrees.
 void train(Decoder& training, bool by_step, int first, int end, Course& course) {
-  for (int step = first; step < end; ++step) {
-    const auto [inputs, targets] = rows_of(step, training.division().rows());
-    if (by_step) {
-      const StepResult result = training.step(inputs, targets, loss_of);
-      course.losses.push_back(training.mean(result.loss));
-      course.norms.push_back(result.norm.value());
-    } else {
-      const Tensor loss = loss_of(training.forward(inputs), targets);
-      training.backward(loss);
-      course.losses.push_back(training.mean(loss));
-      course.norms.push_back(training.step().value());
-    }
-  }
+  const auto rows_at = [&](int step) { return rows_of(step, training.division().rows()); };
+  testing::train_course(training, by_step, first, end, rows_at, loss_of, course);
 }
 
 // Ranks are threads, and libtorch has one default generator.
@@ -337,7 +304,7 @@ TEST(TrainingDegrees, APipelineHasTheBuffersOfAllStagesAndTheMemoryOfItsOwn) {
   }
 }
 
-// The values of rank 0 train, also in the layers that it does not have.
+// A pipeline starts from the values of rank 0, also in the layers that only other ranks keep.
 TEST(TrainingDegrees, APipelineBeginsWithTheValuesOfRank0) {
   std::vector<nn::Sequential> decoders = make_decoders(3);
   for (const Tensor& parameter : decoders[1]->parameters()) parameter.data().fill_(3);
@@ -766,13 +733,14 @@ TEST(TrainingDegrees, TakesADeferredModule) {
   EXPECT_TRUE(by_tensor.ok()) << by_tensor.failures();
 }
 
-// The copies of a stage have the running statistics of the first one, as under ddp.
-TEST(TrainingDegrees, TheCopiesOfAPipelineHaveEqualBuffers) {
+// Returns the first buffer on each of four ranks, which have two copies of two stages, after steps.
+std::vector<Tensor> means_of_copies(bool broadcast_buffers) {
   std::vector<nn::Sequential> nets = {make_mlp(), make_mlp(), make_mlp(), make_mlp()};
   std::vector<Tensor> means(4);
   const auto result = run_groups(4, [&](const ProcessGroup& world) {
     Training training{take(nets, world), with_decay(), world,
-                      TrainingOptions{.degrees = ModelDegrees{.pipeline = 2}}};
+                      TrainingOptions{.degrees = ModelDegrees{.pipeline = 2},
+                                      .ddp = {.broadcast_buffers = broadcast_buffers}}};
     const auto loss = [](const Tensor& output, const Tensor& target) {
       return torch::cross_entropy_loss(output, target);
     };
@@ -783,9 +751,55 @@ TEST(TrainingDegrees, TheCopiesOfAPipelineHaveEqualBuffers) {
     static_cast<void>(training.parts());
     means[static_cast<size_t>(world.rank())] = training->buffers()[0].clone();
   });
-  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return means;
+}
+
+// The copies of a stage have the running statistics of the first one, as under ddp.
+TEST(TrainingDegrees, TheCopiesOfAPipelineHaveEqualBuffers) {
+  const std::vector<Tensor> means = means_of_copies(true);
   for (const Tensor& mean : means) EXPECT_TRUE(mean.equal(means[0]));
   EXPECT_GT(means[0].abs().sum().item<double>(), 0);
+  const std::vector<Tensor> own = means_of_copies(false);  // ranks 0 and 1 have the layer
+  EXPECT_FALSE(own[0].equal(own[1]));
+}
+
+// A layer that a model uses twice is in its snapshot once, as in one of the plain model.
+TEST(TrainingDegrees, APipelineSavesASharedBufferOnce) {
+  const auto make_net = [] {
+    const nn::BatchNorm1d norm(8);
+    return nn::Sequential(Linear(kVocabulary, 8), norm, norm, Linear(8, 4));
+  };
+  std::vector<nn::Sequential> nets = {make_net(), make_net()};
+  const testing::TemporaryFolder temporary;
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    Training training{take(nets, world), with_decay(), world,
+                      TrainingOptions{.degrees = ModelDegrees{.pipeline = 2}, .schedule = "1f1b"}};
+    const Tensor inputs = hot(batch_of(0).first.select(1, 0));
+    training.step(inputs, torch::zeros({inputs.size(0), 4}), sum_of_squares);
+    SnapshotFolder folder(temporary.path() / "run");
+    training.save(folder, 1);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  nn::Sequential loaded = make_net();
+  load_sharded(SnapshotFolder(temporary.path() / "run").latest().value(), parts_of(*loaded),
+               {.with_optimizer = false});
+  EXPECT_GT(loaded->buffers()[0].abs().sum().item<double>(), 0);
+}
+
+// An evaluation of different rows on the stages would pair inputs with foreign targets.
+TEST(TrainingDegrees, AnEvaluationComparesTheRowsOfACopy) {
+  std::vector<nn::Sequential> decoders = make_decoders(2);
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    Decoder training(take(decoders, world).ptr(), with_decay(), world,
+                     {.degrees = ModelDegrees{.tensor = 2}});
+    const auto [inputs, targets] = batch_of(0);
+    const Tensor own = (targets + world.rank()).remainder(kVocabulary);
+    EXPECT_THAT(error_of([&, x = inputs] { training.evaluate(x, own, loss_of); },
+                         ErrorCode::kInvalidArgument),
+                HasSubstr("got different rows"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 // Dropout drops the same elements, however the rows are divided into parts.
@@ -822,17 +836,9 @@ TEST(TrainingDegrees, TheProgramSetsTheRowsOfAPart) {
   for (const double loss : losses) EXPECT_NEAR(loss, losses[0], 1e-5);
 }
 
-class ScopedStrategy {
- public:
-  explicit ScopedStrategy(const char* text) { ::setenv(kStrategyVariable, text, 1); }
-  ~ScopedStrategy() { ::unsetenv(kStrategyVariable); }
-  ScopedStrategy(const ScopedStrategy&) = delete;
-  ScopedStrategy& operator=(const ScopedStrategy&) = delete;
-};
-
 TEST(TrainingDegrees, TakesTheDegreesOfTheEnvironment) {
   const auto name_of = [](int num_ranks, const char* text, const TrainingOptions& options = {}) {
-    const ScopedStrategy chosen(text);
+    const ScopedVariable chosen(kStrategyVariable, text);
     std::vector<nn::Sequential> decoders = make_decoders(num_ranks);
     std::string name;
     const auto result = run_groups(num_ranks, [&](const ProcessGroup& world) {
@@ -852,7 +858,7 @@ TEST(TrainingDegrees, TakesTheDegreesOfTheEnvironment) {
   for (const char* const text :
        {"fsdp,", ",", "tensor,context", "tensor=2,tensor=2", "tensor=", "tensor=0", "tensor=2x",
         "ddp,fsdp", "tensor=99999999999", " ddp"}) {
-    const ScopedStrategy chosen(text);
+    const ScopedVariable chosen(kStrategyVariable, text);
     EXPECT_THAT(refusal(2, {}), HasSubstr("CADRE_STRATEGY is \"" + std::string(text) + "\""));
   }
 }

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +18,7 @@
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/counting_dataset.h"
 #include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/training_course.h"
 #include "cadre/testing/torch/wrap_net.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
 
@@ -28,6 +28,8 @@ namespace {
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::run_groups;
+using testing::ScopedVariable;
+using Course = testing::TrainingCourse;
 namespace nn = torch::nn;
 using torch::Tensor;
 
@@ -63,10 +65,7 @@ std::pair<Tensor, Tensor> batch_of(int step) {
 }
 
 std::pair<Tensor, Tensor> rows_of_rank(int step, const ProcessGroup& world) {
-  const auto [inputs, targets] = batch_of(step);
-  const int64_t begin = inputs.size(0) * world.rank() / world.world_size();
-  const int64_t end = inputs.size(0) * (world.rank() + 1) / world.world_size();
-  return {inputs.slice(0, begin, end), targets.slice(0, begin, end)};
+  return testing::rows_of(batch_of(step), world);
 }
 
 Tensor loss_of(const Tensor& output, const Tensor& target) {
@@ -82,12 +81,6 @@ torch::optim::AdamWOptions without_decay() {
 bool is_vector(const WholeParameter& parameter) {
   return parameter.sizes.size() < 2;
 }
-
-struct Course {
-  std::vector<double> losses;
-  std::vector<double> norms;
-  std::vector<Tensor> parameters;
-};
 
 // The truth: libtorch alone, in one process.
 Course trained_by_libtorch(double max_norm) {
@@ -114,19 +107,6 @@ Course trained_by_libtorch(double max_norm) {
   return course;
 }
 
-void expect_near(const Course& course, const Course& truth) {
-  ASSERT_EQ(course.losses.size(), truth.losses.size());
-  for (size_t i = 0; i < truth.losses.size(); ++i) {
-    EXPECT_NEAR(course.losses[i], truth.losses[i], 2e-5) << "loss of step " << i;
-    EXPECT_NEAR(course.norms[i], truth.norms[i], 2e-4) << "norm of step " << i;
-  }
-  ASSERT_EQ(course.parameters.size(), truth.parameters.size());
-  for (size_t i = 0; i < truth.parameters.size(); ++i) {
-    EXPECT_LT((course.parameters[i] - truth.parameters[i]).abs().max().item<double>(), 2e-5)
-        << "parameter " << i;
-  }
-}
-
 constexpr double kMaxNorm = 0.5;
 
 enum class Form { kOwnLoop, kStep };
@@ -145,19 +125,8 @@ NetTraining make_training(const std::shared_ptr<NetImpl>& net, const ProcessGrou
 // The program of this test, which is the same for all strategies.
 void train(NetTraining& training, const ProcessGroup& world, Form form, int first, int end,
            Course& course) {
-  for (int step = first; step < end; ++step) {
-    const auto [inputs, targets] = rows_of_rank(step, world);
-    if (form == Form::kStep) {
-      const StepResult result = training.step(inputs, targets, loss_of);
-      course.losses.push_back(training.mean(result.loss));
-      course.norms.push_back(result.norm.value());
-    } else {
-      const Tensor loss = loss_of(training(inputs), targets);
-      training.backward(loss);
-      course.losses.push_back(training.mean(loss));
-      course.norms.push_back(training.step().value());
-    }
-  }
+  const auto rows_at = [&](int step) { return rows_of_rank(step, world); };
+  testing::train_course(training, form == Form::kStep, first, end, rows_at, loss_of, course);
 }
 
 // Makes the modules of the ranks, all with the same values. Ranks are threads, and libtorch has one
@@ -381,14 +350,6 @@ TEST(Training, EachRankHoldsWhatTheStrategySays) {
   }
 }
 
-class ScopedStrategy {
- public:
-  explicit ScopedStrategy(const char* name) { ::setenv(kStrategyVariable, name, 1); }
-  ~ScopedStrategy() { ::unsetenv(kStrategyVariable); }
-  ScopedStrategy(const ScopedStrategy&) = delete;
-  ScopedStrategy& operator=(const ScopedStrategy&) = delete;
-};
-
 std::string refusal(int num_ranks, const TrainingOptions& options) {
   std::vector<Net> nets = make_nets(num_ranks);
   std::vector<std::string> messages(nets.size());
@@ -416,10 +377,10 @@ TEST(Training, TakesTheStrategyOfTheEnvironment) {
   };
   EXPECT_EQ(strategy_of_two_ranks(), DataStrategy::kDdp);
   {
-    const ScopedStrategy chosen("fsdp");
+    const ScopedVariable chosen(kStrategyVariable, "fsdp");
     EXPECT_EQ(strategy_of_two_ranks(), DataStrategy::kFsdp);
   }
-  const ScopedStrategy chosen("zero3");
+  const ScopedVariable chosen(kStrategyVariable, "zero3");
   EXPECT_THAT(refusal(2, {}),
               HasSubstr("CADRE_STRATEGY is \"zero3\", and \"zero3\" in it is none of single, ddp, "
                         "zero1, zero2, fsdp, hsdp, pipeline, context, tensor"));
